@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::failure::Failure;
+use super::notices::Notices;
 use super::reading::FIRST_WAITERS;
 use super::waiting::{LOOKERS, Look, UNNOTIFIED_CLAIM_WINDOW};
-use super::writing::Notices;
 use crate::lock::state::{CLAIM_WINDOW_MS, Facts, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::token::Token;
 

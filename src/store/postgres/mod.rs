@@ -10,6 +10,7 @@
 mod batch;
 mod connection;
 mod diagnose;
+mod encoding;
 mod facts;
 mod failure;
 #[cfg(any(test, fuzzing))]
@@ -18,6 +19,7 @@ mod heartbeat;
 mod listing;
 mod login;
 mod mismatch;
+mod notices;
 mod operation;
 mod password;
 mod reading;
@@ -48,11 +50,11 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use facts::TableFacts;
 use failure::Failure;
+use notices::Notices;
 use operation::{Committed, LOGIN_PATIENCE, Subject};
 use schema::Tables;
 use url::Server;
 use waiting::WaitState;
-use writing::Notices;
 
 pub(super) use url::KIND;
 

@@ -4,9 +4,11 @@
 //! `PGUSER` here and those for the password. Unknown parameters are errors, even those that libpq knows: to ignore them silently would be
 //! worse.
 
+mod encryption;
+mod hosts;
+
 use std::env;
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use nix::unistd::geteuid;
@@ -14,11 +16,15 @@ use nix::unistd::geteuid;
 use super::PostgresStore;
 use super::schema::Tables;
 use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::net::tls::Verification;
-use crate::store::url::{Parameters, decoded, port_number, split_port};
+use crate::store::url::{Parameters, decoded};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
-use crate::text::escape::{escaped, escaped_path, without_user};
+use crate::text::escape::without_user;
+use encryption::{binding, encryption};
+use hosts::endpoints;
+
+pub(super) use encryption::{Binding, Encryption};
+pub(super) use hosts::shown;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
@@ -43,12 +49,6 @@ pub(in crate::store) const KIND: Kind = Kind {
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
-
-/// The directory of the socket if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
-const SOCKETS: &str = "/run/postgresql";
-
-/// libpq's names for parameters that all stores have.
-const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
 
 /// The longest name of a schema, in bytes: PostgreSQL truncates longer ones.
 const SCHEMA_MAX: usize = 63;
@@ -78,28 +78,6 @@ pub(super) struct Server {
     pub(super) binding: Binding,
     /// The name under which the server lists us.
     pub(super) application_name: String,
-}
-
-/// Whether TLS is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encryption {
-    /// Without TLS.
-    Never,
-    /// If the server offers it, with any certificate.
-    IfOffered,
-    /// With TLS, or not at all.
-    Required(Verification),
-}
-
-/// Whether SCRAM is bound to the TLS connection: then only the server whose certificate we see can use our proof.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Binding {
-    /// Never, for a proxy in between that shows a certificate of its own.
-    Never,
-    /// If both sides can.
-    IfOffered,
-    /// With binding, or not at all. Other kinds of authentication are rejected, too.
-    Required,
 }
 
 impl Location for Server {
@@ -187,52 +165,6 @@ fn text_in(part: &str, name: &str) -> Result<Option<String>, String> {
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// Reads the servers' addresses: between the user and the path, or in the parameters `host` and `port`.
-fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<Vec<Endpoint>, String> {
-    let mut hosts = Vec::new();
-    match parameters.take("host") {
-        Some(_) if !authority.is_empty() => return Err("names its host twice".into()),
-        Some(listed) => hosts.extend(listed.split(',').map(|host| (host.to_owned(), None))),
-        None => {
-            for listed in authority.split(',') {
-                let (host, port) = split_port(listed)?;
-                hosts.push((decoded(host)?, port));
-            }
-        }
-    }
-    if let Some(listed) = parameters.take("port") {
-        let ports: Vec<&str> = listed.split(',').collect();
-        if hosts.iter().any(|(_, port)| port.is_some()) {
-            return Err("names its port twice".into());
-        }
-        if ports.len() != 1 && ports.len() != hosts.len() {
-            return Err(format!("has {} ports for {} hosts", ports.len(), hosts.len()));
-        }
-        for ((_, port), named) in hosts.iter_mut().zip(ports.iter().cycle()) {
-            *port = port_number(named)?;
-        }
-    }
-    let is_only = hosts.len() == 1;
-    let endpoint = |(host, port): (String, Option<u16>)| endpoint(&host, port.unwrap_or(5432), is_only);
-    hosts.into_iter().map(endpoint).collect()
-}
-
-/// Returns the endpoint for `host`: a name, an IP address, or the directory of a socket. An empty host that `is_only` means the default
-/// directory.
-fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
-    let socket = |directory: &str| Endpoint::Unix(Path::new(directory).join(format!(".s.PGSQL.{port}")));
-    match host {
-        "" if is_only => Ok(socket(SOCKETS)),
-        "" => Err("has an empty host among others".into()),
-        _ if host.contains('\0') => Err("has a NUL character in it".into()),
-        _ if host.starts_with('/') => Ok(socket(host)),
-        _ if host.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '[' | ']')) => {
-            Err("has a host that is neither a name nor an address nor the path of a directory".into())
-        }
-        _ => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls: None }),
-    }
-}
-
 /// Fails if the parameter asks for a server that takes no writes. The other values change nothing: a lock needs a server that takes writes.
 fn check_writable(target: Option<&str>) -> Result<(), String> {
     match target {
@@ -244,93 +176,11 @@ fn check_writable(target: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// Reads the parameters for TLS. As in libpq, a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with
-/// an authority `require` verifies the certificate. Unlike in libpq, `allow` means `prefer`. The default is `verify-full` with an
-/// authority, else `prefer`.
-fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption, TlsFiles), String> {
-    let mut trusts_system = false;
-    for (synonym, name) in SYNONYMS {
-        let value = parameters.take(synonym);
-        // libpq's value for the system's authorities.
-        if synonym == "sslrootcert" && value.as_deref() == Some("system") {
-            trusts_system = true;
-            if parameters.has(name) {
-                return Err("has sslrootcert=system beside ca".into());
-            }
-        } else if let Some(value) = value {
-            parameters.put(name, value).map_err(|_| format!("has both {name} and {synonym}, which mean the same"))?;
-        }
-    }
-    let tls = parameters.take_tls()?;
-    let mode = match (parameters.take("sslmode"), parameters.take("ssl").as_deref()) {
-        (Some(_), Some(_)) => return Err("has both ssl and sslmode".into()),
-        (mode, None) => mode,
-        (None, Some("true")) => Some("require".into()),
-        (None, Some(_)) => return Err("has a value of ssl that is not true; use sslmode".into()),
-    };
-    let has_authority = tls.ca.is_some();
-    let mode = match mode.as_deref() {
-        Some(mode) => mode,
-        None if has_authority || trusts_system => "verify-full",
-        None => "prefer",
-    };
-    let encryption = match mode {
-        "disable" => Encryption::Never,
-        "allow" | "prefer" => Encryption::IfOffered,
-        "require" | "verify-ca" if has_authority => Encryption::Required(Verification::Authority),
-        "require" => Encryption::Required(Verification::None),
-        // An impostor, too, can have a certificate from one of the system's authorities.
-        "verify-ca" => return Err("has sslmode=verify-ca without ca; name the authority, or use verify-full".into()),
-        "verify-full" => Encryption::Required(Verification::Full),
-        other => {
-            return Err(format!(
-                "has sslmode={:?}, which is none of disable, allow, prefer, require, verify-ca and verify-full",
-                without_user(other)
-            ));
-        }
-    };
-    if trusts_system && encryption != Encryption::Required(Verification::Full) {
-        return Err(format!("has sslrootcert=system with sslmode={mode}; use verify-full"));
-    }
-    if has_authority && !matches!(encryption, Encryption::Required(_)) {
-        return Err(format!("names an authority, which sslmode={mode} does not ask; use verify-full"));
-    }
-    let encryption = if over_tcp { encryption } else { Encryption::Never };
-    if encryption == Encryption::Never && tls != TlsFiles::default() {
-        return Err("names files for TLS, which it does not use".into());
-    }
-    Ok((encryption, tls))
-}
-
-/// Returns how SCRAM is to be bound to connections with this `encryption`, as `channel_binding` says.
-fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String> {
-    match word {
-        Some("disable") => Ok(Binding::Never),
-        None | Some("prefer") => Ok(Binding::IfOffered),
-        Some("require") if encryption == Encryption::Never => {
-            Err("has channel_binding=require, which needs TLS".into())
-        }
-        Some("require") => Ok(Binding::Required),
-        Some(other) => {
-            Err(format!("has channel_binding={:?}, which is none of disable, prefer and require", without_user(other)))
-        }
-    }
-}
-
 /// Writes the servers' addresses, for messages: never a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places: Vec<String> = self.hosts.iter().map(shown).collect();
         write!(f, "PostgreSQL at {}", places.join(", "))
-    }
-}
-
-/// Returns the address of one of them.
-pub(super) fn shown(endpoint: &Endpoint) -> String {
-    match endpoint {
-        Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{}]:{port}", escaped(host)),
-        Endpoint::Tcp { host, port, .. } => format!("{}:{port}", escaped(host)),
-        Endpoint::Unix(path) => escaped_path(path),
     }
 }
 
@@ -343,21 +193,18 @@ impl fmt::Debug for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::tls::Verification;
 
     fn read(url: &str) -> Result<Server, String> {
         parse_for(url, || Some("us".into()))
     }
 
-    fn server(url: &str) -> Server {
+    pub(super) fn server(url: &str) -> Server {
         read(url).expect(url)
     }
 
     fn tcp(host: &str, port: u16) -> Endpoint {
         Endpoint::Tcp { host: host.into(), port, tls: None }
-    }
-
-    fn unix(path: &str) -> Endpoint {
-        Endpoint::Unix(path.into())
     }
 
     #[test]
@@ -380,23 +227,6 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_where_libpq_finds_them() {
-        for (url, hosts) in [
-            ("postgres://a,b:1,[::1]:2,[::2]/db", &[tcp("a", 5432), tcp("b", 1), tcp("::1", 2), tcp("::2", 5432)][..]),
-            ("postgres://a:/db", &[tcp("a", 5432)]),
-            ("postgres:///db", &[unix("/run/postgresql/.s.PGSQL.5432")]),
-            ("postgres://u@:1/db", &[unix("/run/postgresql/.s.PGSQL.1")]),
-            ("postgres://%2Ftmp%2Fx:1/db", &[unix("/tmp/x/.s.PGSQL.1")]),
-            ("postgres:///db?host=/tmp&port=1", &[unix("/tmp/.s.PGSQL.1")]),
-            ("postgres:///db?host=/tmp,a&port=1,2", &[unix("/tmp/.s.PGSQL.1"), tcp("a", 2)]),
-            ("postgres:///db?host=a,::1&port=1", &[tcp("a", 1), tcp("::1", 1)]),
-            ("postgres://a,b/db?port=1", &[tcp("a", 1), tcp("b", 1)]),
-        ] {
-            assert_eq!(server(url).hosts, hosts, "{url}");
-        }
-    }
-
-    #[test]
     fn users_and_passwords_are_optional() {
         for (url, user, password) in [
             ("postgres://u@h/db", "u", None),
@@ -410,36 +240,6 @@ mod tests {
         }
         let nobody = parse_for("postgres://h/db", || None).expect_err("has no user");
         assert!(nobody.contains("names no user"), "{nobody}");
-    }
-
-    #[test]
-    fn modes_of_tls_are_libpqs() {
-        let required = Encryption::Required;
-        for (query, wanted) in [
-            ("", Encryption::IfOffered),
-            ("sslmode=disable", Encryption::Never),
-            ("sslmode=allow", Encryption::IfOffered),
-            ("sslmode=prefer", Encryption::IfOffered),
-            ("sslmode=prefer&cert=/c&key=/k", Encryption::IfOffered),
-            ("sslmode=require", required(Verification::None)),
-            ("ssl=true", required(Verification::None)),
-            ("sslmode=require&ca=/a", required(Verification::Authority)),
-            ("sslmode=verify-ca&sslrootcert=/a", required(Verification::Authority)),
-            ("sslmode=verify-full", required(Verification::Full)),
-            ("sslmode=verify-full&ca=/a", required(Verification::Full)),
-            ("ca=/a", required(Verification::Full)),
-            ("sslrootcert=system", required(Verification::Full)),
-            ("sslrootcert=system&sslmode=verify-full", required(Verification::Full)),
-        ] {
-            assert_eq!(server(&format!("postgres://h/db?{query}")).encryption, wanted, "{query}");
-        }
-        assert_eq!(server("postgres://h/db?sslrootcert=system").tls, TlsFiles::default());
-        let libpqs = server("postgres://h/db?sslrootcert=/a&sslcert=/c&sslkey=/k");
-        assert_eq!(libpqs, server("postgres://h/db?ca=/a&cert=/c&key=/k"));
-        // Sockets are not encrypted; TCP hosts named beside them are.
-        assert_eq!(server("postgres:///db?sslmode=verify-full").encryption, Encryption::Never);
-        let mixed = server("postgres:///db?host=/tmp,h&sslmode=verify-full");
-        assert_eq!(mixed.encryption, required(Verification::Full));
     }
 
     #[test]

@@ -1,0 +1,140 @@
+//! The parameters for TLS in the URL of a PostgreSQL database.
+
+use crate::net::endpoint::TlsFiles;
+use crate::net::tls::Verification;
+use crate::store::url::Parameters;
+use crate::text::escape::without_user;
+
+/// libpq's names for parameters that all stores have.
+const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
+
+/// Whether TLS is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store::postgres) enum Encryption {
+    /// Without TLS.
+    Never,
+    /// If the server offers it, with any certificate.
+    IfOffered,
+    /// With TLS, or not at all.
+    Required(Verification),
+}
+
+/// Whether SCRAM is bound to the TLS connection: then only the server whose certificate we see can use our proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store::postgres) enum Binding {
+    /// Never, for a proxy in between that shows a certificate of its own.
+    Never,
+    /// If both sides can.
+    IfOffered,
+    /// With binding, or not at all. Other kinds of authentication are rejected, too.
+    Required,
+}
+
+/// Reads the parameters for TLS. As in libpq, a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with
+/// an authority `require` verifies the certificate. Unlike in libpq, `allow` means `prefer`. The default is `verify-full` with an
+/// authority, else `prefer`.
+pub(super) fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption, TlsFiles), String> {
+    let mut trusts_system = false;
+    for (synonym, name) in SYNONYMS {
+        let value = parameters.take(synonym);
+        // libpq's value for the system's authorities.
+        if synonym == "sslrootcert" && value.as_deref() == Some("system") {
+            trusts_system = true;
+            if parameters.has(name) {
+                return Err("has sslrootcert=system beside ca".into());
+            }
+        } else if let Some(value) = value {
+            parameters.put(name, value).map_err(|_| format!("has both {name} and {synonym}, which mean the same"))?;
+        }
+    }
+    let tls = parameters.take_tls()?;
+    let mode = match (parameters.take("sslmode"), parameters.take("ssl").as_deref()) {
+        (Some(_), Some(_)) => return Err("has both ssl and sslmode".into()),
+        (mode, None) => mode,
+        (None, Some("true")) => Some("require".into()),
+        (None, Some(_)) => return Err("has a value of ssl that is not true; use sslmode".into()),
+    };
+    let has_authority = tls.ca.is_some();
+    let mode = match mode.as_deref() {
+        Some(mode) => mode,
+        None if has_authority || trusts_system => "verify-full",
+        None => "prefer",
+    };
+    let encryption = match mode {
+        "disable" => Encryption::Never,
+        "allow" | "prefer" => Encryption::IfOffered,
+        "require" | "verify-ca" if has_authority => Encryption::Required(Verification::Authority),
+        "require" => Encryption::Required(Verification::None),
+        // An impostor, too, can have a certificate from one of the system's authorities.
+        "verify-ca" => return Err("has sslmode=verify-ca without ca; name the authority, or use verify-full".into()),
+        "verify-full" => Encryption::Required(Verification::Full),
+        other => {
+            return Err(format!(
+                "has sslmode={:?}, which is none of disable, allow, prefer, require, verify-ca and verify-full",
+                without_user(other)
+            ));
+        }
+    };
+    if trusts_system && encryption != Encryption::Required(Verification::Full) {
+        return Err(format!("has sslrootcert=system with sslmode={mode}; use verify-full"));
+    }
+    if has_authority && !matches!(encryption, Encryption::Required(_)) {
+        return Err(format!("names an authority, which sslmode={mode} does not ask; use verify-full"));
+    }
+    let encryption = if over_tcp { encryption } else { Encryption::Never };
+    if encryption == Encryption::Never && tls != TlsFiles::default() {
+        return Err("names files for TLS, which it does not use".into());
+    }
+    Ok((encryption, tls))
+}
+
+/// Returns how SCRAM is to be bound to connections with this `encryption`, as `channel_binding` says.
+pub(super) fn binding(word: Option<&str>, encryption: Encryption) -> Result<Binding, String> {
+    match word {
+        Some("disable") => Ok(Binding::Never),
+        None | Some("prefer") => Ok(Binding::IfOffered),
+        Some("require") if encryption == Encryption::Never => {
+            Err("has channel_binding=require, which needs TLS".into())
+        }
+        Some("require") => Ok(Binding::Required),
+        Some(other) => {
+            Err(format!("has channel_binding={:?}, which is none of disable, prefer and require", without_user(other)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::server;
+    use super::*;
+
+    #[test]
+    fn modes_of_tls_are_libpqs() {
+        let required = Encryption::Required;
+        for (query, wanted) in [
+            ("", Encryption::IfOffered),
+            ("sslmode=disable", Encryption::Never),
+            ("sslmode=allow", Encryption::IfOffered),
+            ("sslmode=prefer", Encryption::IfOffered),
+            ("sslmode=prefer&cert=/c&key=/k", Encryption::IfOffered),
+            ("sslmode=require", required(Verification::None)),
+            ("ssl=true", required(Verification::None)),
+            ("sslmode=require&ca=/a", required(Verification::Authority)),
+            ("sslmode=verify-ca&sslrootcert=/a", required(Verification::Authority)),
+            ("sslmode=verify-full", required(Verification::Full)),
+            ("sslmode=verify-full&ca=/a", required(Verification::Full)),
+            ("ca=/a", required(Verification::Full)),
+            ("sslrootcert=system", required(Verification::Full)),
+            ("sslrootcert=system&sslmode=verify-full", required(Verification::Full)),
+        ] {
+            assert_eq!(server(&format!("postgres://h/db?{query}")).encryption, wanted, "{query}");
+        }
+        assert_eq!(server("postgres://h/db?sslrootcert=system").tls, TlsFiles::default());
+        let libpqs = server("postgres://h/db?sslrootcert=/a&sslcert=/c&sslkey=/k");
+        assert_eq!(libpqs, server("postgres://h/db?ca=/a&cert=/c&key=/k"));
+        // Sockets are not encrypted; TCP hosts named beside them are.
+        assert_eq!(server("postgres:///db?sslmode=verify-full").encryption, Encryption::Never);
+        let mixed = server("postgres:///db?host=/tmp,h&sslmode=verify-full");
+        assert_eq!(mixed.encryption, required(Verification::Full));
+    }
+}
