@@ -4,6 +4,7 @@ mod breaking;
 mod by_hand;
 mod doctor;
 mod doctor_postgres;
+mod doctor_schema;
 mod kept;
 mod metrics;
 mod min_hold;

@@ -2,6 +2,7 @@
 //! with it. See `pooled` for a server behind a connection pooler.
 
 mod client;
+mod lease_server;
 mod pooled;
 mod programs;
 mod template;
@@ -14,7 +15,6 @@ use std::process::Child;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use self::client::{Client, Row, lines};
@@ -23,7 +23,7 @@ use super::deadline::{LONG, eventually, happens_within};
 use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
-use super::processes::{children, send, state};
+use super::processes::{children, send};
 use super::redis::free_port;
 use super::tls::Certificates;
 
@@ -271,39 +271,6 @@ impl Postgres {
         eventually(LONG, "it has stopped", || child.try_wait().expect("our own child").is_some());
     }
 
-    /// Runs a statement. Returns its rows, or none while there are no tables.
-    #[track_caller]
-    fn stored(&self, statement: &str) -> Vec<Row> {
-        match self.try_ask(statement) {
-            Ok(rows) => rows,
-            // undefined_table
-            Err(error) if error.to_string().contains("42P01") => Vec::new(),
-            Err(error) => panic!("{statement}: {error}"),
-        }
-    }
-
-    /// Changes the state of a lock.
-    #[track_caller]
-    pub(crate) fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) {
-        let key = quoted(key);
-        let state = self.ask(&format!("SELECT state FROM lockrun.locks WHERE key = {key}"));
-        let mut state = serde_json::from_str(&state).expect("JSON");
-        change(&mut state);
-        let state = quoted(&state.to_string());
-        self.ask(&format!("UPDATE lockrun.locks SET state = {state} WHERE key = {key}"));
-    }
-
-    /// Adds a waiter that never checks the lock.
-    #[track_caller]
-    pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
-        let token = quoted(waiter["token"].as_str().expect("a token"));
-        let (key, waiter) = (quoted(key), quoted(&waiter.to_string()));
-        self.ask(&format!(
-            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
-             VALUES ({key}, {token}, {waiter}, false, 0, 9000000000000)"
-        ));
-    }
-
     /// Returns the first process: the parent of all others, and the only one that starts new ones.
     fn postmaster(&self) -> i32 {
         self.server.borrow().as_ref().expect("the server runs").id().cast_signed()
@@ -338,141 +305,6 @@ impl Transaction {
     pub(crate) fn commit(mut self) {
         self.0.ask("COMMIT").expect("it can be committed");
     }
-}
-
-impl LeaseServer for Postgres {
-    fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn url_at(&self, port: u16) -> String {
-        format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable")
-    }
-
-    fn pause(&self) {
-        let postmaster = self.postmaster();
-        let stop = |pid: i32| {
-            send(pid, Signal::SIGSTOP);
-            eventually(LONG, "it stands still", || matches!(state(pid), None | Some('T' | 'Z')));
-        };
-        // So that no new ones are started.
-        stop(postmaster);
-        children(postmaster).into_iter().for_each(stop);
-    }
-
-    fn resume(&self) {
-        let postmaster = self.postmaster();
-        children(postmaster).into_iter().chain([postmaster]).for_each(|pid| send(pid, Signal::SIGCONT));
-    }
-
-    fn kill(&self) {
-        self.end();
-    }
-
-    fn start_again(&self) {
-        // A leftover file names a process that is gone; another process may have its id by now.
-        let _ = fs::remove_file(self.data().join("postmaster.pid"));
-        assert!(self.launch(), "postgres does not start again");
-    }
-
-    fn hang_up(&self) {
-        self.ask(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
-        );
-    }
-
-    fn forget_everything(&self) {
-        // A client that uses one table may wait for another that is already dropped.
-        let drop = "SET lock_timeout = '1s'; DROP SCHEMA IF EXISTS lockrun CASCADE";
-        eventually(LONG, "everything is deleted", || self.try_ask(drop).is_ok());
-    }
-
-    fn forget_holders(&self, key: &str) {
-        self.edit(key, |state| state["holders"] = Value::Array(Vec::new()));
-    }
-
-    fn expire(&self, key: &str) {
-        self.edit(key, |state| {
-            for holder in state["holders"].as_array_mut().into_iter().flatten() {
-                holder["lease"]["ends_ms"] = Value::from(1);
-            }
-        });
-    }
-
-    fn word(&self) -> &'static str {
-        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads and heartbeats end differently.
-        "\0COMMIT\0"
-    }
-
-    fn requests(&self) -> u64 {
-        // Requests that lock a lock's row, heartbeats, and reads.
-        self.count(
-            "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
-             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'BEGIN % READ ONLY%'",
-        )
-    }
-
-    fn round_trips(&self, requests: u64) -> u64 {
-        // The server's own handshake, then the two halves of each transaction.
-        1 + 2 * requests
-    }
-
-    fn waiting(&self, key: &str) -> Vec<String> {
-        let key = quoted(key);
-        let tokens = self.stored(&format!("SELECT token FROM lockrun.waiters WHERE key = {key} ORDER BY place"));
-        tokens.into_iter().flatten().flatten().collect()
-    }
-
-    fn asleep(&self) -> usize {
-        // A waiter that listens has an advisory lock, and its session is idle. One that cannot listen sleeps until the time that is in
-        // its row.
-        let sessions = self.stored(
-            "SELECT w.token FROM lockrun.waiters w
-             WHERE NOT w.is_granted AND NOT w.is_unresponsive AND CASE WHEN w.session IS NULL
-                 THEN w.looks_at_ms > extract(epoch FROM clock_timestamp()) * 1000
-                 ELSE EXISTS (
-                     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-                     WHERE l.locktype = 'advisory' AND (l.classid::bigint << 32 | l.objid::bigint) = w.session
-                     AND a.state = 'idle')
-                 END",
-        );
-        sessions.len()
-    }
-
-    fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
-        let mut left = Vec::new();
-        for row in self.stored("SELECT key, state FROM lockrun.locks ORDER BY key") {
-            let [Some(name), Some(state)] = &row[..] else { panic!("{row:?}") };
-            if name == key {
-                let state = serde_json::from_str(state).expect("JSON");
-                left.extend(what_holds(&state, counts_what_goes).map(|what| format!("{name}: {what}")));
-            } else {
-                left.push(format!("{name}: all"));
-            }
-        }
-        if counts_what_goes {
-            let waiters = self.stored("SELECT key || ': the waiter ' || token FROM lockrun.waiters ORDER BY place");
-            left.extend(waiters.into_iter().flatten().flatten());
-        }
-        left
-    }
-}
-
-/// Returns what is stored of a lock besides its fence and its last run. Notes about requests that may still arrive are left out: they
-/// hold nothing, and expire.
-fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
-    let none = Vec::new();
-    let holders = state["holders"].as_array().unwrap_or(&none);
-    let stay = holders.iter().filter(|holder| counts_what_goes || !holder["lease"]["ends_ms"].is_number());
-    let holders: Vec<String> = stay.map(|holder| format!("the holder {}", holder["token"])).collect();
-    let sequence = state["sequence"].is_object().then(|| "the sequence".to_owned());
-    holders.into_iter().chain(sequence)
-}
-
-/// Quotes a text for a statement.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
 }
 
 impl Drop for Postgres {
