@@ -51,7 +51,9 @@ impl RedisStore {
             let store = RedisStore::at(primary.server.clone(), self.timeout).map_err(StoreError::msg);
             // A script without a term begins none: nobody has confirmed this one.
             let known = doubt.is_none().then(|| (0, primary.clone()));
-            match store.and_then(|store| look(&mut RedisStore { scope: self.scope, primary: known, ..store })) {
+            match store.and_then(|store| {
+                look(&mut RedisStore { failover_scope: self.failover_scope, primary: known, ..store })
+            }) {
                 Ok(listing) => looked_at.push((primary, listing)),
                 Err(error) => all.unreadable.push(error),
             }

@@ -67,7 +67,7 @@ const FAILOVER_KEY: &str = "failover";
 
 /// What one such key covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scope {
+enum FailoverScope {
     /// All locks.
     Store,
     /// One lock: scripts may use only keys with the hash tag of their lock in a cluster.
@@ -82,7 +82,7 @@ pub struct RedisStore {
     timeout: Duration,
     connection: Option<Connection>,
     /// What one failover key covers, where failovers can happen.
-    scope: Option<Scope>,
+    failover_scope: Option<FailoverScope>,
     /// The servers that know the primary, where another server can become it.
     witnesses: Option<Witnesses>,
     /// The primary that they named last, and for which hash slot.
@@ -114,12 +114,12 @@ impl RedisStore {
     /// are unusable, and says why.
     fn new(site: Site, timeout: Duration) -> Result<Self, String> {
         let Site { server, failover } = site;
-        let scope = failover.as_ref().map(|failover| match failover {
-            Failover::Sentinel { .. } => Scope::Store,
-            Failover::Cluster(_) => Scope::Lock,
+        let failover_scope = failover.as_ref().map(|failover| match failover {
+            Failover::Sentinel { .. } => FailoverScope::Store,
+            Failover::Cluster(_) => FailoverScope::Lock,
         });
         let witnesses = failover.map(|failover| Witnesses::new(failover, &server));
-        Ok(RedisStore { scope, witnesses, ..RedisStore::at(server, timeout)? })
+        Ok(RedisStore { failover_scope, witnesses, ..RedisStore::at(server, timeout)? })
     }
 
     /// Returns the store at this server alone.
@@ -129,7 +129,7 @@ impl RedisStore {
             server,
             timeout,
             connection: None,
-            scope: None,
+            failover_scope: None,
             witnesses: None,
             primary: None,
             contact: Contact::NotYet,
@@ -190,11 +190,11 @@ impl RedisStore {
 
     /// Returns the command that runs `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
-        let mut command = script.command(self.contact == Contact::KnowsScripts, self.scope.is_some());
+        let mut command = script.command(self.contact == Contact::KnowsScripts, self.failover_scope.is_some());
         let base = keys::base(&self.server.prefix, key);
-        let failover = self.scope.map(|scope| match scope {
-            Scope::Store => format!("{}:{FAILOVER_KEY}", self.server.prefix),
-            Scope::Lock => format!("{base}{FAILOVER_KEY}"),
+        let failover = self.failover_scope.map(|scope| match scope {
+            FailoverScope::Store => format!("{}:{FAILOVER_KEY}", self.server.prefix),
+            FailoverScope::Lock => format!("{base}{FAILOVER_KEY}"),
         });
         command.arg(KEYS.len() + usize::from(failover.is_some()));
         for key in KEYS {
@@ -249,7 +249,7 @@ impl Store for RedisStore {
     ) -> Result<Wakeup, RequestError> {
         // The server has the scripts from us. Do what takes time before our turn comes.
         self.contact = Contact::KnowsScripts;
-        script::compute_hashes(self.scope.is_some());
+        script::compute_hashes(self.failover_scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // No request for the lock was sent.
             RequestError { nothing_to_cancel: true, ..self.failed(&failure) }

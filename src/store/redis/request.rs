@@ -156,7 +156,7 @@ fn key_of(command: &Cmd) -> Option<String> {
 fn in_term(command: &Cmd, primary: &Primary) -> Cmd {
     let mut command = command.clone();
     if key_of(&command).is_some() {
-        command.arg(format!("term:{} {} {}", primary.term, primary.standing, primary.scope));
+        command.arg(format!("term:{} {} {}", primary.term, primary.standing, primary.service));
     }
     command
 }

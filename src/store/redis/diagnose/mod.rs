@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::connection::{Connection, Failure};
 use super::failover::slot_of;
 use super::rights::Missing;
-use super::{FAILOVER_KEY, KEYS, RedisStore, Scope, keys, reply};
+use super::{FAILOVER_KEY, FailoverScope, KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
@@ -114,7 +114,12 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
         hello => hello?,
     };
     let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
-    diagnostics.extend(server::judge(hello.as_ref(), report.as_ref(), &server, store.scope == Some(Scope::Lock)));
+    diagnostics.extend(server::judge(
+        hello.as_ref(),
+        report.as_ref(),
+        &server,
+        store.failover_scope == Some(FailoverScope::Lock),
+    ));
     if hello.as_ref().is_some_and(Hello::is_sentinel) {
         return Ok(());
     }
@@ -137,7 +142,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
     diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref()));
     let replicas_to_write = session.parameter("min-replicas-to-write")?;
-    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref(), store.scope.is_some()));
+    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref(), store.failover_scope.is_some()));
     Ok(())
 }
 

@@ -170,7 +170,7 @@ impl Cluster {
             server: self.server(node),
             term: format!("{}:{}", node.epoch, node.id),
             standing: -1,
-            scope: String::new(),
+            service: String::new(),
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Primary {
     /// For at least how many milliseconds it has been the primary, as the scripts take it: see `failover.lua`.
     pub(super) standing: i64,
     /// The service whose primary it is, where one server may be that of several; otherwise empty.
-    pub(super) scope: String,
+    pub(super) service: String,
 }
 
 impl Primary {

@@ -126,8 +126,8 @@ impl Sentinels {
         // Before the first failover, nobody knows how long it has been the primary, or of any other primary.
         let standing = standing.saturating_sub(STEP_MS);
         let standing = if epoch == 0 { -1 } else { i64::try_from(standing).unwrap_or(i64::MAX) };
-        let (term, scope) = (format!("{epoch}:{host}:{port}"), self.service.clone());
-        Ok(Primary { server: self.server.at(&host, port), term, standing, scope })
+        let (term, service) = (format!("{epoch}:{host}:{port}"), self.service.clone());
+        Ok(Primary { server: self.server.at(&host, port), term, standing, service })
     }
 
     /// Reads the answers until a majority agrees. If it `may_learn` of others, stops as soon as there turn out to be others
