@@ -1,5 +1,6 @@
 //! `lockrun acquire`: acquires a lock that outlives this process.
 
+use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::run::acquire::{self, HeldPolicy};
-use crate::run::enclosing::EnclosingLocks;
+use crate::run::enclosing::{EnclosingLocks, OUTER};
 use crate::run::outcome::Outcome;
 use crate::store::{Claim, Grant, left_behind};
 use crate::supervise::entry::stdout_was_closed;
+use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
 use crate::text::escape::json_for_terminals;
 use crate::text::shell::quoted;
@@ -82,20 +84,13 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let mut store = open(settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
     let reporter = Reporter::new(claim.key.clone(), verbosity);
-    let grant = match acquire::acquire(
-        &mut *store,
-        &claim,
-        held_policy,
-        &EnclosingLocks::of_this_process(),
-        &reporter,
-        &signals,
-        None,
-    ) {
+    let enclosing = EnclosingLocks::of_this_process();
+    let grant = match acquire::acquire(&mut *store, &claim, held_policy, &enclosing, &reporter, &signals, None) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
     let interrupted = signals.obey();
-    let printed = if interrupted.is_none() { print(form, &claim, &grant) } else { Ok(()) };
+    let printed = if interrupted.is_none() { print(form, &claim, &grant, &enclosing) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
         // If the token already held the lock, it still does.
         let is_clean = store.cancel(&claim, false);
@@ -103,25 +98,40 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             reporter.report(Event::Failed { why: &left });
         }
     }
-    printed.context("cannot print the token, so this acquisition is cancelled")?;
+    printed.context(if claim.request.is_some() {
+        "cannot print the token, so the lock is released again, unless this token held it before"
+    } else {
+        "cannot print the token, so this acquisition is cancelled"
+    })?;
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))
 }
 
-fn print(form: Form, claim: &Claim, grant: &Grant) -> io::Result<()> {
-    let (key, token, fence, slot) = (claim.key.as_str(), claim.token.as_str(), grant.fence, grant.slot);
+fn print(form: Form, claim: &Claim, grant: &Grant, enclosing: &EnclosingLocks) -> io::Result<()> {
+    let (key, token, fence) = (claim.key.as_str(), claim.token.as_str(), grant.fence);
+    let slot = claim.mode.several_slots().map(|_| grant.slot);
     let text = match form {
         Form::Token => token.to_owned(),
         Form::Json => {
             let expires_in_ms = claim.ttl.length().map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-            let slot = claim.mode.several_slots().map(|_| slot);
             let answer =
                 json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
             json_for_terminals(&answer.to_string())
         }
         Form::Export => {
-            let slot =
-                if claim.mode.several_slots().is_some() { format!(" LOCKRUN_SLOT={slot}") } else { String::new() };
-            format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}{slot}", quoted(key))
+            let mut text = format!("export LOCKRUN_KEY={} LOCKRUN_TOKEN={token} LOCKRUN_FENCE={fence}", quoted(key));
+            if let Some(slot) = slot {
+                let _ = write!(text, " LOCKRUN_SLOT={slot}");
+            }
+            // LOCKRUN_TOKEN may have been that of a run around the shell, for which the shell must not wait.
+            if let Some(outer) = enclosing.for_shell(&claim.token) {
+                let _ = write!(text, " {OUTER}={}", quoted(&outer));
+            }
+            // Those of a run around the shell say nothing of this lock.
+            let stale = |name: &&str| std::env::var_os(name).is_some() && !(*name == SLOT && slot.is_some());
+            for name in [SLOT, VALUE].iter().filter(|name| stale(name)) {
+                let _ = write!(text, "; unset {name}");
+            }
+            text
         }
     };
     if stdout_was_closed() {

@@ -109,6 +109,24 @@ on_every_store!(the_answer_for_a_shell, |store| {
     acquire(store, key, &["--export", "--json"]).run().exited(64).said("exclude");
 });
 
+// "A run inside COMMAND that would wait for a lock around it is refused", also after a script in COMMAND has acquired another lock
+// by hand. The slot of the run is not taken for that of the other lock.
+on_every_store!(a_script_in_a_run_does_not_wait_for_that_run, |store| {
+    let lockrun = crate::support::lockrun::PROGRAM;
+    let script = format!(
+        "assignments=$({lockrun} acquire --key inner --export) || exit
+        eval \"$assignments\"
+        echo \"$LOCKRUN_KEY ${{LOCKRUN_SLOT-none}}\"
+        {lockrun} --key outer --wait -- echo both
+        {lockrun} acquire --key outer --wait
+        {lockrun} release"
+    );
+    let call = Lockrun::new(store).env("LOCKRUN_STORE", store.url()).key("outer").args(["--slots", "2"]);
+    let output = call.command(["sh", "-c", &script]).run().exited(0).printed("inner none\n");
+    assert_eq!(output.stderr().matches("refusing to wait").count(), 2, "{output}");
+    assert!(!is_held(store, "inner"));
+});
+
 // "Locks by hand from shell scripts": the recipe in docs/recipes.md, however the script ends.
 on_every_store!(a_script_that_locks_by_hand, |store| {
     let lockrun = crate::support::lockrun::PROGRAM;
