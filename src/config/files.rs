@@ -14,7 +14,7 @@ use super::layer::Layer;
 use super::settings::UsageError;
 use crate::cli::name;
 use crate::sys::{input, trust};
-use crate::text::escape::{escaped, without_credentials, without_credentials_of};
+use crate::text::escape::{escaped, has_password, without_credentials, without_credentials_of};
 use crate::text::shell::word;
 
 /// The system's file.
@@ -234,12 +234,6 @@ impl Layer for File {
         let line = self.setting(name).map_or(1, |setting| setting.line);
         format!("{}:{line}: {name}", self.path)
     }
-}
-
-/// Returns whether the URL has a password between the scheme and the host.
-fn has_password(url: &str) -> bool {
-    let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
-    user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
 }
 
 #[cfg(test)]

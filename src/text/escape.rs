@@ -60,23 +60,47 @@ pub fn escaped_os(text: &OsStr) -> String {
     safe
 }
 
-/// Masks everything that could be the user part of a URL in `text`, which the user may have typed in the wrong place.
+/// Masks everything in `text` that could be the user part of a URL, which the user may have typed in the wrong place, and the
+/// passwords in the parameters of URLs.
 pub fn without_credentials(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("://") {
-        let end = after.find([' ', '\'', '"', '\n']).unwrap_or(after.len());
+        let (url, after) = after.split_at(after.find([' ', '\'', '"', '\n']).unwrap_or(after.len()));
         shown.push_str(before);
         shown.push_str("://");
-        match after[..end].rfind('@') {
-            Some(at) => {
-                shown.push_str("***");
-                rest = &after[at..];
-            }
-            None => rest = after,
+        // The query first: an `@` in a password is none that ends a user part.
+        let url = without_query_passwords(url);
+        match url.rsplit_once('@') {
+            Some((_, place)) => shown.extend(["***@", place]),
+            None => shown.push_str(&url),
         }
+        rest = after;
     }
     shown + rest
+}
+
+/// Masks the passwords in the query of a URL.
+fn without_query_passwords(url: &str) -> Cow<'_, str> {
+    let Some((place, query)) = url.split_once('?') else { return url.into() };
+    let mask =
+        |parameter| password_parameter(parameter).map_or(parameter.to_owned(), |(name, _)| format!("{name}=***"));
+    let query: Vec<_> = query.split('&').map(mask).collect();
+    format!("{place}?{}", query.join("&")).into()
+}
+
+/// Returns whether a URL contains a password: in its user part, or in a parameter of its query.
+pub fn has_password(url: &str) -> bool {
+    let user = url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    user.and_then(|user| user.split_once(':')).is_some_and(|(_, password)| !password.is_empty())
+        || query.split('&').any(|parameter| password_parameter(parameter).is_some())
+}
+
+/// Returns the name and the value of a parameter in a URL's query if the value is a password, as in `sentinel_password=secret`.
+fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
+    let (name, value) = parameter.split_once('=')?;
+    (name.to_ascii_lowercase().ends_with("password") && !value.is_empty()).then_some((name, value))
 }
 
 /// Masks everything before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, even a
@@ -181,5 +205,23 @@ mod tests {
     fn credentials_are_not_said_again() {
         let said = "unexpected value 'redis://u:pass@word@host' for '--skip', file:///x";
         assert_eq!(without_credentials(said), "unexpected value 'redis://***@host' for '--skip', file:///x");
+    }
+
+    #[test]
+    fn passwords_in_a_query_are_not_said_again() {
+        for (url, shown, has) in [
+            (
+                "redis+sentinel://h/m?sentinel_password=a@b&db=1",
+                "redis+sentinel://h/m?sentinel_password=***&db=1",
+                true,
+            ),
+            ("redis+sentinel://:p@h/m?sentinel_password=a@b", "redis+sentinel://***@h/m?sentinel_password=***", true),
+            ("postgres://h/d?sslmode=require&PASSWORD=s", "postgres://h/d?sslmode=require&PASSWORD=***", true),
+            ("postgres://u@h/d?password=", "postgres://***@h/d?password=", false),
+            ("redis://u:p?w@h", "redis://***@h", true),
+        ] {
+            assert_eq!(without_credentials(&format!("x '{url}' y")), format!("x '{shown}' y"));
+            assert_eq!(has_password(url), has, "{url}");
+        }
     }
 }
