@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -11,27 +11,45 @@ use std::path::{Path, PathBuf};
 /// How much of a script's first line Linux reads, in bytes (`BINPRM_BUF_SIZE` in linux/binfmts.h).
 const LINE_MAX: u64 = 256;
 
-/// Returns why `program` could not be executed because something was not found; `None` if the program itself is missing, or if the
-/// reason cannot be determined.
+/// How many interpreters Linux executes one through the other (`exec_binprm` in fs/exec.c).
+const INTERPRETERS: u32 = 5;
+
+/// Returns why `program` could not be executed because something was not found; `None` if the program itself is missing.
 pub fn why_not_executed(program: &OsStr) -> Option<String> {
-    let path = find(program)?;
-    let mut first = Vec::new();
-    File::open(&path).ok()?.take(LINE_MAX).read_to_end(&mut first).ok()?;
-    let Some(line) = first.strip_prefix(b"#!") else {
-        let is_binary = first.starts_with(b"\x7fELF");
-        return is_binary.then(|| {
-            "the loader that it needs is missing: it was built for another C library or another processor".to_owned()
-        });
+    Some(what_is_missing(&find(program)?, INTERPRETERS))
+}
+
+/// Returns what the executable file at `path` lacks, looking into at most `depth` interpreters.
+fn what_is_missing(path: &Path, depth: u32) -> String {
+    let first = read_first_line(path).unwrap_or_default();
+    if first.starts_with(b"\x7fELF") {
+        return "the loader that it needs is missing: it was built for another C library or another processor"
+            .to_owned();
+    }
+    let Some(interpreter) = interpreter(&first).filter(|_| depth > 0) else {
+        return "a file that it needs in order to start is missing".to_owned();
     };
-    let words = line.split(|byte| *byte == b'\n').next()?;
-    let interpreter = words.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
-    let interpreter = OsStr::from_bytes(interpreter);
+    let named = format!("its interpreter {:?}", interpreter.to_string_lossy());
     if Path::new(interpreter).exists() {
-        return None;
+        return format!("{named} cannot be executed: {}", what_is_missing(Path::new(interpreter), depth - 1));
     }
     let ends_as_on_windows = interpreter.as_bytes().ends_with(b"\r");
     let why = if ends_as_on_windows { "; its lines end as on Windows (CR LF): convert it with dos2unix" } else { "" };
-    Some(format!("its interpreter {:?} is missing{why}", interpreter.to_string_lossy()))
+    format!("{named} is missing{why}")
+}
+
+/// Reads as much of a file's first line as Linux does.
+fn read_first_line(path: &Path) -> io::Result<Vec<u8>> {
+    let mut first = Vec::new();
+    File::open(path)?.take(LINE_MAX).read_to_end(&mut first)?;
+    first.truncate(first.iter().position(|byte| *byte == b'\n').unwrap_or(first.len()));
+    Ok(first)
+}
+
+/// Returns the interpreter that a script's first line names.
+fn interpreter(line: &[u8]) -> Option<&OsStr> {
+    let words = line.strip_prefix(b"#!")?.split(|byte| matches!(byte, b' ' | b'\t'));
+    words.filter(|word| !word.is_empty()).map(OsStr::from_bytes).next()
 }
 
 /// Returns the file that execvp(3) would execute as `program`.

@@ -322,6 +322,11 @@ fn a_command_that_cannot_be_executed() {
     run(&missing).exited(126).printed("").said("its interpreter \"/no/such/interpreter\" is missing");
     let found = Lockrun::new(&store).key("k").env("PATH", format!("{}:{PATH}", directory.path().display()));
     found.command(["missing"]).run().exited(126).said("its interpreter \"/no/such/interpreter\" is missing");
+    // An interpreter that is there, but cannot be executed itself.
+    let nested = script("nested", &format!("#!{missing}\n"));
+    run(&nested).exited(126).printed("").said(&format!(
+        "its interpreter {missing:?} cannot be executed: its interpreter \"/no/such/interpreter\" is missing"
+    ));
     run("/no/such/program").exited(127).said("there is no such program\n");
 }
 
