@@ -60,7 +60,7 @@ impl Run<'_> {
                 (format!("cannot create the timer that ends {program} with its lease: {why}"), Outcome::Failed)
             }
             StartFailure::Preparing(errno) => {
-                (format!("cannot start a process for {program}: {}", errno.desc()), Outcome::Failed)
+                (format!("cannot start a process for {program}: {}", why_no_process(errno)), Outcome::Failed)
             }
         };
         self.reporter.report(Event::Failed { why: &why });
@@ -111,5 +111,13 @@ impl Run<'_> {
     /// Returns the lock's name, escaped for messages.
     pub(super) fn key(&self) -> String {
         escaped(self.plan.key.as_str())
+    }
+}
+
+/// Returns why no process could be created, and what to do about it.
+pub(super) fn why_no_process(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EAGAIN => "too many processes; raise the limit of this user (ulimit -u) or of the cgroup (pids.max)",
+        errno => errno.desc(),
     }
 }

@@ -18,7 +18,7 @@ mod takeover;
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result, anyhow};
 
 use crate::config::plan::Plan;
 use crate::lock::holder::Holder;
@@ -35,6 +35,7 @@ use crate::sys::signals::Signals;
 use crate::sys::stderr;
 use acquire::HeldPolicy;
 use enclosing::EnclosingLocks;
+use ends::why_no_process;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
 
@@ -53,7 +54,8 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     if !plan.store.has_leases() {
         return Run::new(plan, claim).carry_out(store, signals, None);
     }
-    match watched_by_lockrun::fork().context("cannot start lockrun's guardian process")? {
+    let forked = watched_by_lockrun::fork();
+    match forked.map_err(|errno| anyhow!("cannot start lockrun's guardian process: {}", why_no_process(errno)))? {
         ForkSide::Guardian(guardian) => {
             // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use anyhow::Context as _;
+
 use super::Run;
 use super::outcome::Outcome;
 use super::renewer::Renewer;
@@ -92,8 +94,10 @@ pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
     } else {
         return Ok(());
     };
+    let are_visible = supervise::processes_are_visible()
+        .with_context(|| format!("cannot run the command {reason}: cannot read /proc (see ulimit -n)"))?;
     anyhow::ensure!(
-        supervise::processes_are_visible(),
+        are_visible,
         "cannot run the command {reason}: /proc is not mounted, or is that of another PID namespace, so the command's \
          processes cannot be found; mount it (mount -t proc proc /proc, or unshare --mount-proc)"
     );

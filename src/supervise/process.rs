@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use libc::pid_t;
@@ -92,19 +93,25 @@ pub(super) fn own_pid() -> pid_t {
 }
 
 /// Returns whether /proc shows the processes of this process's own PID namespace, by their ids there. In a new PID namespace /proc may
-/// be missing, or still show the outer namespace, where the same number is another process.
-pub fn are_visible() -> bool {
-    fs::read("/proc/self/status").is_ok_and(|status| {
-        // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
-        let ids = field(&status, "NSpid").or_else(|| field(&status, "Pid"));
-        ids.is_some_and(|ids| ids == std::process::id().to_string())
-    })
+/// be missing, or still show the outer namespace, where the same number is another process. Fails if no descriptor or memory is left
+/// to find out.
+pub fn are_visible() -> io::Result<bool> {
+    const SHORTAGES: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    match fs::read("/proc/self/status") {
+        Ok(status) => {
+            // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
+            let ids = field(&status, "NSpid").or_else(|| field(&status, "Pid"));
+            Ok(ids.is_some_and(|ids| ids == std::process::id().to_string()))
+        }
+        Err(error) if error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)) => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Returns all descendants of `root`, parents before children, including zombies, but without those that `left_out` selects and their
 /// descendants. `None` if /proc does not show them.
 pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
-    if !are_visible() {
+    if !are_visible().unwrap_or(false) {
         return None;
     }
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();

@@ -28,6 +28,7 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
         let output = run.wait();
         let allowed = [69, 124, 125, 126, 127];
         assert!(output.status.is_some_and(|status| allowed.contains(&status)), "limit {limit}: {output}");
+        assert!(!output.stderr().contains("not mounted"), "limit {limit}: {output}");
         assert!(is_free(store, &key), "the lock is left with {limit}: {output}");
         statuses.push(output.status);
     }
@@ -89,6 +90,7 @@ on_every_lease_store!(too_few_processes_start_nothing, |store| {
             Some(125) => assert_eq!(output.stdout(), "", "{limit}: {output}"),
             _ => panic!("{limit}: {output}"),
         }
+        assert!(!output.stderr().to_lowercase().contains("again"), "{limit}: {output}");
         assert!(is_free(store, &key), "the lock is left with {limit}: {output}");
         statuses.push(output.status);
     }
