@@ -26,6 +26,7 @@ use super::backchannel::{GuardianMessage, Link};
 use super::oversight::{Oversight, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
+use crate::supervise::cgroup::ParentCgroup;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
 use crate::supervise::preexisting::Preexisting;
@@ -165,15 +166,17 @@ impl Parent {
         let now = Moment::now();
         let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
+        let cgroup = ParentCgroup::find().and_then(|parent| parent.created_by(self.guardian.0));
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
         let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
-        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting);
+        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting, cgroup);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
+        supervisor.dismiss();
         Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }))
     }
 }
