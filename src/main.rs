@@ -135,10 +135,9 @@ fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
     if word == cli::HELP {
         let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
         let mut about = subcommand.map_or_else(cli::all, Subcommand::definition);
-        print_help(&about.render_long_help().to_string());
-    } else {
-        commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
+        return Ok(print_help(&about.render_long_help().to_string()));
     }
+    commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
     Ok(Outcome::Printed)
 }
 
@@ -194,8 +193,7 @@ fn not_a_subcommand(word: &OsStr) -> String {
 fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        print_help(&text);
-        return Outcome::Printed;
+        return print_help(&text);
     }
     let text = cli::parse_error_message(error, definition).map_or(text, |worded| format!("{worded}\n{SEE_HELP}"));
     let text = escape::without_credentials(text.trim_start_matches("error: "));
@@ -203,9 +201,16 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
     Outcome::BadUsage
 }
 
-/// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. Ignores a failure, as there is nowhere to
-/// report it.
-fn print_help(text: &str) {
+/// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. A reader that has read enough, such as
+/// head(1), is no failure. Returns the run's outcome.
+fn print_help(text: &str) -> Outcome {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
-    let _ = std::io::stdout().write_all(wrapped(text, width).as_bytes());
+    let mut out = std::io::stdout();
+    match out.write_all(wrapped(text, width).as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            report::say(&format!("cannot print the help: {error}"));
+            Outcome::Failed
+        }
+        _ => Outcome::Printed,
+    }
 }

@@ -29,6 +29,16 @@ fn the_checked_in_files_are_up_to_date() {
     }
 }
 
+// Help that cannot be printed is a failure, as a manual page in an empty file would be; a reader that has read enough is none.
+#[test]
+fn help_that_cannot_be_printed() {
+    for word in ["--help", "--version", "help"] {
+        let call = Lockrun::bare().arg(word);
+        call.in_shell("exec \"$@\" >/dev/full").alone().exited(125).said("cannot print the help: No space left");
+        call.in_shell("trap '' PIPE; \"$@\" | true").alone().exited(0).silent();
+    }
+}
+
 // "A flag's documentation is written once and feeds help, manual and completions": the manual names every option.
 #[test]
 fn every_option_is_documented() {
