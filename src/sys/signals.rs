@@ -66,6 +66,9 @@ pub struct Signals {
     taken: libc::sigset_t,
     inherited: libc::sigset_t,
     child_was_ignored: bool,
+    /// Whether lockrun was started in the group of its session's leader. It also counts in the guardian, which may still have to read
+    /// signals of that group when it has left it.
+    in_leaders_group: bool,
 }
 
 impl Signals {
@@ -89,7 +92,7 @@ impl Signals {
         }
         let inherited = set_mask(&taken)?;
         let fd = signal_fd(&taken)?;
-        Ok(Signals { fd, taken, inherited, child_was_ignored })
+        Ok(Signals { fd, taken, inherited, child_was_ignored, in_leaders_group: is_in_leaders_group() })
     }
 
     /// Returns the next signal that concerns lockrun, if there is one: not one that it caused itself, nor the end of a child, nor a
@@ -101,7 +104,7 @@ impl Signals {
             let own = is_own(signal, info.ssi_code, info.ssi_pid);
             let childs_end = signal == libc::SIGCHLD && info.ssi_code > 0;
             let sent = matches!(info.ssi_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
-            let vain_stop = is_stop(signal) && !sent && is_in_leaders_group();
+            let vain_stop = is_stop(signal) && !sent && self.in_leaders_group;
             if !(own || childs_end || vain_stop) {
                 return Some(Caught { signal, sent });
             }

@@ -145,9 +145,7 @@ impl Guard {
         let started = Tree::start(&mut exec, setup, cgroup);
         // Wakes lockrun, which may have deferred a request to stop meanwhile.
         let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
-        // Now that COMMAND has inherited the group, leave it: out of reach of the terminal's signals and of `kill %1`.
-        // SAFETY: plain system call on ourselves.
-        unsafe { libc::setpgid(0, 0) };
+        leave_group(self.has_terminal);
         // COMMAND may be waiting for this processor: let it go first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
@@ -230,6 +228,18 @@ impl Guard {
         self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
     }
+}
+
+/// Leaves lockrun's process group, out of reach of the terminal's signals and of `kill %1`. Must be called after COMMAND has inherited
+/// the group.
+///
+/// On a terminal this process leaves the session, too. COMMAND shares lockrun's group there, and the kernel calls a group orphaned unless
+/// the parent of a member is in another group of the same session. Usually that parent is a shell, which can continue the group. If the
+/// guardian passed for one, Ctrl-Z would stop a COMMAND that nothing continues, and a suspended COMMAND would outlive its shell. Without
+/// a terminal COMMAND leads a group of its own, which must not be orphaned: TSTP would not stop it.
+fn leave_group(has_terminal: bool) {
+    // SAFETY: plain system calls on ourselves. They cannot fail, because this process leads no group.
+    unsafe { if has_terminal { libc::setsid() } else { libc::setpgid(0, 0) } };
 }
 
 /// The renewer's handle to the guardian's main thread.

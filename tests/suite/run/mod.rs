@@ -14,6 +14,7 @@ mod look_ups;
 mod nested;
 mod old_kernels;
 mod once_per;
+mod orphaned;
 mod outliving;
 mod preexisting;
 mod signals;
