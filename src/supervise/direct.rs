@@ -47,7 +47,12 @@ pub(super) fn watch(
             report_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.
-        if job.must_stop(Moment::now(), || true) {
+        let must_stop = if supervisor.awaits_descendants() {
+            job.must_stop_without_command(Moment::now())
+        } else {
+            job.must_stop(Moment::now(), || true)
+        };
+        if must_stop {
             signals::stop_self();
             continue;
         }

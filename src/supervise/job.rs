@@ -81,17 +81,24 @@ impl JobControl {
     pub(super) fn must_stop(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
         let has_changed = std::mem::take(&mut self.has_changed);
         let JobState::Stopped { by_terminal } = self.command else { return false };
-        let requested = self.requested_at.is_some_and(|at| now.since(at) < TAKES_EFFECT_WITHIN);
-        let must_stop = (requested || has_changed && by_terminal && self.has_terminal) && is_stopped();
+        let must_stop = (self.is_requested(now) || has_changed && by_terminal && self.has_terminal) && is_stopped();
         if must_stop {
             self.requested_at = None;
         }
         must_stop
     }
 
-    /// Returns whether lockrun must stop although COMMAND has not started. Each request counts once.
-    pub(super) fn must_stop_without_command(&mut self) -> bool {
-        self.requested_at.take().is_some()
+    /// Returns whether lockrun must stop now, at a time when there is no COMMAND whose stop to wait for: it has not started, or it has
+    /// ended and processes that it left behind are waited for. Each request counts once.
+    pub(super) fn must_stop_without_command(&mut self, now: Moment) -> bool {
+        let must_stop = self.is_requested(now);
+        self.requested_at = None;
+        must_stop
+    }
+
+    /// Returns whether there is a request to stop that can still take effect.
+    fn is_requested(&self, now: Moment) -> bool {
+        self.requested_at.is_some_and(|at| now.since(at) < TAKES_EFFECT_WITHIN)
     }
 }
 
@@ -157,6 +164,18 @@ mod tests {
         over.state_changed(JobState::Running);
         over.take(TSTP, at(1));
         assert!(!over.must_stop(at(1), || true), "COMMAND goes on");
+    }
+
+    #[test]
+    fn without_a_command_a_request_counts_at_once_and_once() {
+        let mut job = job(true);
+        assert!(!job.must_stop_without_command(at(0)), "there was no request");
+        job.take(TSTP, at(1));
+        assert!(job.must_stop_without_command(at(2)));
+        assert!(!job.must_stop_without_command(at(2)), "once");
+        job.take(TSTP, at(3));
+        assert!(!job.must_stop(at(3), || true), "COMMAND goes on");
+        assert!(!job.must_stop_without_command(at(13)), "COMMAND has ended long after it");
     }
 
     #[test]

@@ -251,6 +251,11 @@ impl<P: Processes> Supervisor<P> {
         can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
     }
 
+    /// Returns whether COMMAND has ended by itself, and processes that it left behind are waited for.
+    pub(super) fn awaits_descendants(&self) -> bool {
+        matches!(self.stage, Stage::Running) && self.tree.ended().is_some()
+    }
+
     /// Returns whether COMMAND is being ended.
     pub(super) fn is_ending_command(&self) -> bool {
         !matches!(self.stage, Stage::Running)

@@ -38,6 +38,8 @@ pub enum GuardianMessage {
     NotStarted,
     /// COMMAND was stopped or continued.
     JobStateChanged(JobState),
+    /// COMMAND has ended, and processes that it left behind are waited for.
+    AwaitingDescendants,
     /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
     /// The run is over: lockrun must end in this way.
@@ -76,8 +78,9 @@ mod code {
     pub const STARTED: u64 = 3;
     pub const NOT_STARTED: u64 = 4;
     pub const JOB_STATE_CHANGED: u64 = 5;
-    pub const FINISHED: u64 = 6;
-    pub const OVER: u64 = 7;
+    pub const AWAITING_DESCENDANTS: u64 = 6;
+    pub const FINISHED: u64 = 7;
+    pub const OVER: u64 = 8;
 }
 
 impl Link {
@@ -203,6 +206,7 @@ impl GuardianMessage {
             GuardianMessage::Over(ending) => [code::OVER, ending_word(Some(ending)), 0, 0],
             GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
             GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
+            GuardianMessage::AwaitingDescendants => [code::AWAITING_DESCENDANTS, 0, 0, 0],
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
                 let why = why
                     .and_then(|why| STOP_REASONS.iter().position(|known| *known == why))
@@ -223,6 +227,7 @@ impl GuardianMessage {
             code::OVER => GuardianMessage::Over(ending(frame[1])?),
             code::GRANTED => GuardianMessage::Granted,
             code::NOT_STARTED => GuardianMessage::NotStarted,
+            code::AWAITING_DESCENDANTS => GuardianMessage::AwaitingDescendants,
             code::FINISHED => GuardianMessage::Finished(Finished {
                 command: ending(frame[1]),
                 why: usize::try_from(frame[2]).ok().and_then(|at| STOP_REASONS.get(at.checked_sub(1)?)).copied(),
@@ -315,6 +320,7 @@ mod tests {
             GuardianMessage::LeasedUntil(deadline),
             GuardianMessage::Started(i32::MAX),
             GuardianMessage::NotStarted,
+            GuardianMessage::AwaitingDescendants,
         ];
         let job_states =
             [JobState::Running, JobState::Stopped { by_terminal: true }, JobState::Stopped { by_terminal: false }];

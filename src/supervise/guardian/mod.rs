@@ -179,6 +179,7 @@ impl Guard {
         priority::raise();
         let mut orphaned = false;
         let mut missed = supervisor.missed();
+        let mut awaits_descendants = false;
         let finished = loop {
             // Signals that lockrun relays, and those that COMMAND sends to its parent, which it takes for lockrun. The terminal's own
             // signals, which reach this process only until COMMAND has started, are forwarded only if COMMAND has missed them.
@@ -205,6 +206,10 @@ impl Guard {
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
+            }
+            if supervisor.awaits_descendants() && !awaits_descendants {
+                awaits_descendants = true;
+                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants);
             }
             if supervisor.is_newly_stuck() {
                 report_stuck(&supervisor.living());

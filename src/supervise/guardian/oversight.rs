@@ -19,7 +19,9 @@ pub enum Stage {
     Granted,
     /// COMMAND runs, with this process id.
     Running(pid_t),
-    /// COMMAND has ended.
+    /// COMMAND, which had this process id, has ended, and processes that it left behind are waited for.
+    AwaitingDescendants(pid_t),
+    /// COMMAND has ended, and nothing is waited for.
     Finished(Finished),
 }
 
@@ -53,6 +55,11 @@ impl Oversight {
                 }
             }
             GuardianMessage::Started(command) => self.stage = Stage::Running(command),
+            GuardianMessage::AwaitingDescendants => {
+                if let Stage::Running(command) = self.stage {
+                    self.stage = Stage::AwaitingDescendants(command);
+                }
+            }
             GuardianMessage::NotStarted => *self = Oversight::new(),
             GuardianMessage::Finished(finished) => {
                 *self = Oversight { stage: Stage::Finished(finished), deadline: None };
@@ -61,9 +68,9 @@ impl Oversight {
         }
     }
 
-    /// Returns when to take over if the guardian has not reported the end of COMMAND by then, because it is stopped or hangs.
+    /// Returns when to take over if the guardian has not reported by then that nothing is left to end, because it is stopped or hangs.
     pub fn takes_over_at(&self) -> Option<Moment> {
-        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_));
+        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_));
         self.deadline.filter(|_| may_run).map(watchdog::fires_at)
     }
 }
@@ -95,6 +102,10 @@ mod tests {
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
         assert_eq!(oversight.stage(), Stage::Running(7));
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
+        oversight.note(GuardianMessage::AwaitingDescendants);
+        oversight.note(GuardianMessage::LeasedUntil(deadline(at(20))));
+        assert_eq!(oversight.stage(), Stage::AwaitingDescendants(7));
+        assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(20)))));
     }
 
     #[test]

@@ -132,15 +132,20 @@ impl Parent {
                         return match self.oversight.stage() {
                             Stage::Waiting => Ok(GuardianEnd::NotStarted),
                             Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished)),
-                            Stage::Granted | Stage::Running(_) => self.take_over(signals),
+                            Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_) => {
+                                self.take_over(signals)
+                            }
                         };
                     }
                 }
             }
-            // While the guardian waits for the lock, there is no COMMAND whose stop to wait for.
-            if job.must_stop(Moment::now(), || self.command_is_stopped())
-                || self.oversight.stage() == Stage::Waiting && job.must_stop_without_command()
-            {
+            let must_stop = match self.oversight.stage() {
+                Stage::Waiting | Stage::AwaitingDescendants(_) => job.must_stop_without_command(Moment::now()),
+                Stage::Granted | Stage::Running(_) | Stage::Finished(_) => {
+                    job.must_stop(Moment::now(), || self.command_is_stopped())
+                }
+            };
+            if must_stop {
                 signals::stop_self();
                 continue;
             }
@@ -171,7 +176,10 @@ impl Parent {
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
-        let command = if let Stage::Running(command) = self.oversight.stage() { command } else { 0 };
+        let command = match self.oversight.stage() {
+            Stage::Running(command) | Stage::AwaitingDescendants(command) => command,
+            _ => 0,
+        };
         let tree = Tree::adopt(command, !self.has_terminal, self.preexisting, cgroup);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::{children, send, state};
+use crate::support::processes::{children, is_alive, send, state};
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
@@ -51,6 +51,30 @@ on_every_store!(a_command_that_is_stopped_already, |store| {
     terminal.wait_for(PROMPT);
     fs::write(&go, "").expect("our own directory");
     enter(&mut terminal, "fg; echo status $?");
+    terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// The same if the command has ended, and only a process that it left behind is waited for.
+on_every_store!(what_is_waited_for_can_be_suspended, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (id, go) = (directory.path().join("id"), directory.path().join("go"));
+    let mut terminal = shell(store);
+    let left = format!("while ! [ -e {} ]; do sleep 0.01; done", go.display());
+    let script = format!("({left}) & echo $$ >{}; exit 3", id.display());
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait sh -c '{script}'"));
+    let command = written(&id);
+    eventually(LONG, "the command has ended", || !is_alive(command));
+    for _ in 0..2 {
+        terminal.type_keys("\x1a");
+        terminal.wait_for("Stopped");
+        terminal.wait_for(PROMPT);
+        assert!(!is_free(store, "tty"), "suspended, but within the lease");
+        enter(&mut terminal, "fg; echo status $?");
+        terminal.wait_for("lockrun");
+    }
+    fs::write(&go, "").expect("our own directory");
     terminal.wait_for("status 3");
     terminal.wait_for(PROMPT);
     assert!(is_free(store, "tty"));
