@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
-use crate::support::processes::{find_program, send};
+use crate::support::processes::{find_program, send, state};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
@@ -192,7 +192,24 @@ on_every_store!(a_stopped_command_can_be_ended, |store| {
     run.wait_for_line("ready");
     let command: i32 = run.stdout().lines().next().expect("its id").parse().expect("a number");
     send(command, Signal::SIGSTOP);
-    eventually(LONG, "the command is stopped", || crate::support::processes::state(command) == Some('T'));
+    eventually(LONG, "the command is stopped", || state(command) == Some('T'));
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM).silent();
+    assert!(is_free(store, "asleep"));
+});
+
+// "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes": without a terminal, too, TSTP suspends a run and CONT
+// resumes it.
+on_every_store!(a_job_of_cron_can_be_suspended, |store| {
+    let call = Lockrun::new(store).key("asleep").args(["--ttl", "60s"]).sh("echo $$; echo ready; exec sleep 600");
+    let mut run = call.birth(Birth { session: true, ..Birth::default() }).spawn();
+    run.wait_for_line("ready");
+    let command: i32 = run.stdout().lines().next().expect("its id").parse().expect("a number");
+    let are_stopped = || [command, run.pid()].map(|pid| state(pid) == Some('T'));
+    run.signal(Signal::SIGTSTP);
+    eventually(LONG, "both are stopped", || are_stopped() == [true; 2]);
+    run.signal(Signal::SIGCONT);
+    eventually(LONG, "both go on", || are_stopped() == [false; 2]);
     run.signal(Signal::SIGTERM);
     run.wait().died_of(Signal::SIGTERM).silent();
     assert!(is_free(store, "asleep"));
