@@ -18,6 +18,9 @@ pub struct Lease {
     pub ttl_ms: Option<u64>,
 }
 
+/// The epoch of a store that cannot tell this epoch of its clock from others.
+pub const UNKNOWN_EPOCH: &str = "unknown";
+
 /// The answer to a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewed {
@@ -39,6 +42,11 @@ impl Lease {
     /// Returns whether the lease is still in force at `now`.
     pub fn is_in_force(&self, now: Now) -> bool {
         self.ends_ms.is_none_or(|ends| now.ms < ends)
+    }
+
+    /// Returns whether more of the lease is left at `now` than its whole length.
+    fn is_impossible(&self, now: Now) -> bool {
+        matches!((self.ends_ms, self.ttl_ms), (Some(ends_ms), Some(ttl_ms)) if ends_ms > now.ms.saturating_add(ttl_ms))
     }
 }
 
@@ -108,9 +116,20 @@ impl LockState {
         }
     }
 
-    /// Returns whether the times in the state are from another epoch of the store's clock.
+    /// Returns whether the times in the state are from another epoch of the store's clock. If the store cannot tell, only impossible
+    /// times are: otherwise a lease of this epoch could be lost. So a lease of another epoch may count, but for no longer than its length.
     pub(super) fn is_of_another_epoch(&self, facts: &impl Facts) -> bool {
-        !self.epoch.is_empty() && self.epoch != facts.epoch()
+        if self.epoch.is_empty() {
+            return false;
+        }
+        let present = facts.epoch();
+        if self.epoch != UNKNOWN_EPOCH && present != UNKNOWN_EPOCH {
+            return self.epoch != present;
+        }
+        let now = facts.now();
+        self.holders
+            .iter()
+            .any(|holder| holder.since_ms > now.ms || holder.lease.is_some_and(|it| it.is_impossible(now)))
     }
 
     /// Drops what has ended: holders whose lease has expired or whose processes are gone, dead waiters, and grants that were

@@ -42,7 +42,7 @@ use super::token::Token;
 
 pub use acquire::{Acquired, Ask, OnHeld, Seen};
 pub use fence::FenceExhausted;
-pub use lease::{Lease, Renewed, millis};
+pub use lease::{Lease, Renewed, UNKNOWN_EPOCH, millis};
 pub use queue::{CLAIM_WINDOW_MS, Cancelled, WaiterState};
 pub use release::{Release, Released, Retain};
 pub use revoke::{LivingHolder, Revoked};
@@ -234,8 +234,9 @@ pub trait Facts {
     /// Returns the present time.
     fn now(&self) -> Now;
 
-    /// Names the epoch of the store's clock. Every time limit from another epoch has passed. A machine's boot clock, for
-    /// example, restarts at each boot, and no process that held something before is alive. Called only if a time is at stake.
+    /// Names the epoch of the store's clock, or returns [`UNKNOWN_EPOCH`]. Every time limit from another epoch has passed. A
+    /// machine's boot clock, for example, restarts at each boot, and no process that held something before is alive. Called only
+    /// if a time is at stake.
     fn epoch(&self) -> String {
         String::new()
     }

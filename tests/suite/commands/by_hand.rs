@@ -1,5 +1,6 @@
 //! Locks whose life is longer than one process: `acquire`, `renew`, `release`.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use crate::support::calm::in_time;
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
-use crate::support::namespace::with_clock_ahead;
+use crate::support::namespace::{with_clock_ahead, with_mounts};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, lock_file};
 
@@ -343,6 +344,33 @@ on_every_store!(slots_by_hand, |store| {
     release(store, "slots", first["token"].as_str().expect("a token")).exited(0).silent();
     assert_eq!(json(&take().exited(0))["slot"], Value::from(0));
 });
+
+// "Held means: ... the record in the file holds an unexpired lease": also for a container with a boot id of its own (LXC, systemd-nspawn)
+// that shares the directory, and the other way round.
+#[test]
+fn a_boot_id_of_another_container() {
+    let store = Store::file();
+    let id = store.locks().with_file_name("boot_id");
+    fs::write(&id, "c0ffee00-0000-4000-8000-000000000000\n").expect("a file");
+    let inside = with_mounts(&format!("mount --bind {} /proc/sys/kernel/random/boot_id", id.display()));
+    let hold = |key: &str| acquire(&store, key, &["--ttl", "10m"]);
+    let retain = |key: &str, option: &[&str]| Lockrun::new(&store).key(key).args(option).command(["true"]);
+    hold("outside").run().exited(0).silent();
+    retain("kept", &["--keep", "--ttl", "10m"]).run().exited(0).silent();
+    retain("held", &["--min-hold", "10m"]).run().exited(0).silent();
+    hold("inside").in_shell(&inside).alone().exited(0).silent();
+    retain("kept inside", &["--keep", "--ttl", "10m"]).in_shell(&inside).alone().exited(0).silent();
+    for key in ["outside", "kept", "held", "inside", "kept inside"] {
+        for call in [hold(key), Lockrun::new(&store).key(key).command(["echo", "ran"])] {
+            call.in_shell(&inside).alone().exited(75).printed("").said("is held by");
+            call.run().exited(75).printed("").said("is held by");
+        }
+    }
+    let ours = token(&store, "released", &["--ttl", "10m"]);
+    let release = Lockrun::other("release", &store).key("released").args(["--token", &ours]);
+    release.in_shell(&inside).alone().exited(0).silent();
+    assert!(is_free(&store, "released"));
+}
 
 // "Boot-clock time": a lease is as long in a time namespace, whose clock starts at another moment, as outside.
 #[test]

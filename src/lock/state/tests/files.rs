@@ -102,6 +102,43 @@ fn every_operation_sees_that_the_clock_was_restarted() {
 }
 
 #[test]
+fn a_lease_counts_where_the_epoch_is_unknown_to_either_side() {
+    for (here, there) in [("one", UNKNOWN_EPOCH), (UNKNOWN_EPOCH, "one"), (UNKNOWN_EPOCH, UNKNOWN_EPOCH)] {
+        let mut lock = Lock::new();
+        lock.world.epoch = here.into();
+        lock.by_hand("a");
+        lock.world.epoch = there.into();
+        lock.pass(29_999);
+        assert_eq!(lock.run("b", 1), None, "{here} {there}");
+        assert_eq!(lock.renew("a", None), Renewed::Mine);
+        lock.pass(30_000);
+        assert_eq!(lock.run("b", 1), Some(0), "{here} {there}");
+    }
+}
+
+#[test]
+fn times_from_the_future_are_of_another_epoch_even_if_it_is_unknown() {
+    let held = |ttl| {
+        let mut lock = Lock::new();
+        lock.world.epoch = UNKNOWN_EPOCH.into();
+        lock.world.now.ms = 5000;
+        lock.ask(&ask(&Claim { by_hand: true, ttl, ..claim("a", 1) }));
+        lock
+    };
+    for ttl in [lasts(30), Ttl::None] {
+        let mut lock = held(ttl);
+        lock.world.now.ms = 4999;
+        assert_eq!(lock.run("b", 1), Some(0));
+    }
+    let mut lock = held(lasts(30));
+    lock.world.now.ms = 1_000_000;
+    lock.ask(&ask(&Claim { by_hand: true, ..claim("c", 1) }));
+    lock.renew("c", Some(lasts(60)));
+    lock.world.now.ms = 1_000_000 - 1;
+    assert_eq!(lock.holders(), [""; 0], "it was renewed later than this");
+}
+
+#[test]
 fn the_epoch_goes_with_the_last_time_that_counts() {
     let mut lock = Lock::new();
     lock.by_hand("a");
