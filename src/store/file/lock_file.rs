@@ -60,6 +60,17 @@ pub(super) struct LockFile {
     kind: c_int,
 }
 
+/// The result of trying to enter the turnstile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turnstile {
+    /// This run has it.
+    Entered,
+    /// Another run stays at it until the lock is free.
+    Occupied,
+    /// Another process has it, but does not show that it stays: a run that was only passing, one that is stopped, or another program.
+    Blocked,
+}
+
 impl LockFile {
     /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits.
     pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
@@ -116,20 +127,14 @@ impl LockFile {
         }
     }
 
-    /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing. Returns whether it entered.
-    pub(super) fn enter_now(&self) -> nix::Result<bool> {
-        self.enter_within(RECORD_TIMEOUT)
-    }
-
-    /// Does the same, but waits no longer than `patience` for a run that is only passing.
-    pub(super) fn enter_within(&self, patience: Duration) -> nix::Result<bool> {
+    /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing, but no longer than `patience`.
+    pub(super) fn enter_within(&self, patience: Duration) -> nix::Result<Turnstile> {
         let give_up_at = Moment::now() + patience;
         loop {
             match self.flock(FlockArg::LockExclusiveNonblock) {
-                Ok(()) => return Ok(true),
-                Err(Errno::EWOULDBLOCK) if self.is_waited_for()? || Moment::now() >= give_up_at => {
-                    return Ok(false);
-                }
+                Ok(()) => return Ok(Turnstile::Entered),
+                Err(Errno::EWOULDBLOCK) if self.is_waited_for()? => return Ok(Turnstile::Occupied),
+                Err(Errno::EWOULDBLOCK) if Moment::now() >= give_up_at => return Ok(Turnstile::Blocked),
                 Err(Errno::EWOULDBLOCK) => thread::sleep(Duration::from_micros(200)),
                 Err(errno) => return Err(errno),
             }

@@ -46,7 +46,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use access::Access;
 use directory::Directory;
 use facts::KernelFacts;
-use lock_file::LockFile;
+use lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use turnstile::{PendingClaim, SlotReply};
 use unreadable::Unreadable;
 
@@ -266,7 +266,8 @@ impl Prune for FileStore {
                     return Ok(None);
                 }
                 // The next run at the turnstile will find that the file has lost its name, and create a new one.
-                if !file.enter_now()? || !file.has_its_name(&directory)? {
+                let entered = file.enter_within(RECORD_TIMEOUT)? == Turnstile::Entered;
+                if !entered || !file.has_its_name(&directory)? {
                     return Ok(None);
                 }
                 file.look(|state, facts| {

@@ -4,12 +4,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::directory::Directory;
-use super::lock_file::LockFile;
-use super::{answers, ask, clock, no_fence};
+use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
+use super::{answers, ask, clock, no_fence, waiters};
+use crate::lock::holder::Holder;
 use crate::lock::state::{self, Facts as _};
 use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
 use crate::sys::clock::Moment;
@@ -71,9 +72,18 @@ impl PendingClaim {
     /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
     /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock.
     pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
-        if !self.is_next && !self.enter(claim, if_held)? {
-            let found = self.look(claim)?;
-            return self.join(found, if_held);
+        if !self.is_next {
+            let turnstile = self.enter(claim, if_held)?;
+            if turnstile != Turnstile::Entered {
+                let mut found = self.look(claim)?;
+                if let SlotReply::Held(held) = &mut found
+                    && held.holder.is_none()
+                    && turnstile == Turnstile::Blocked
+                {
+                    held.holder = self.blocked_by(if_held)?;
+                }
+                return self.join(found, if_held);
+            }
         }
         self.is_next = true;
         let found = self.take(claim).and_then(|found| self.join(found, if_held));
@@ -115,14 +125,30 @@ impl PendingClaim {
         })
     }
 
-    fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<bool, StoreError> {
-        let entered = match if_held {
+    /// Returns the process that has the turnstile of a lock without a holder, if it can be seen. For a claim that does not wait, that is an
+    /// error: another program may have it for ever, and such a claim must not be skipped in silence.
+    fn blocked_by(&self, if_held: IfHeld) -> Result<Option<Holder>, StoreError> {
+        let process = waiters::at_turnstile(&self.file).first().map(|pid| Holder::of_process(*pid));
+        if if_held != IfHeld::Leave || self.waits_at.is_some() {
+            return Ok(process);
+        }
+        let process = process.map_or_else(|| "another process".to_owned(), |process| process.to_string());
+        bail!(
+            "{}: {process} has had flock(2) on it for {}s; end that, or if it is a lockrun that is stopped, continue it; other programs, \
+             such as flock(1), must not lock lockrun's files",
+            self.cannot_lock(),
+            RECORD_TIMEOUT.as_secs()
+        )
+    }
+
+    fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<Turnstile, StoreError> {
+        let patience = match if_held {
             // The claim's time is over: do not even wait for a run that is only passing.
-            IfHeld::Leave if self.waits_at.is_some() => self.file.enter_within(Duration::ZERO),
-            IfHeld::Leave if self.is_full(claim)? => return Ok(false),
-            _ => self.file.enter_now(),
+            IfHeld::Leave if self.waits_at.is_some() => Duration::ZERO,
+            IfHeld::Leave if self.is_full(claim)? => return Ok(Turnstile::Occupied),
+            _ => RECORD_TIMEOUT,
         };
-        entered.with_context(|| self.cannot_lock())
+        self.file.enter_within(patience).with_context(|| self.cannot_lock())
     }
 
     /// Returns whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile, which might send

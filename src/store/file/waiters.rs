@@ -72,13 +72,23 @@ impl<'a> Lock<'a> {
 
 /// Returns the processes that have the lock on this byte of the file, as far as this user may inspect them.
 pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
+    having(file, |lock| is_lock_on(lock, byte))
+}
+
+/// Returns the processes that have the turnstile, as far as this user may inspect them.
+pub(super) fn at_turnstile(file: &LockFile) -> Vec<u32> {
+    having(file, |lock| lock.split_ascii_whitespace().nth(2) == Some("FLOCK"))
+}
+
+/// Returns the processes with a lock on the file that `is_it`, given a line of /proc/PID/fdinfo/FD.
+fn having(file: &LockFile, is_it: impl Fn(&str) -> bool) -> Vec<u32> {
     let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };
     let has_lock = |pid: u32| -> io::Result<bool> {
         Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(|fd| {
-            let is_it = |target: fs::Metadata| target.dev() == stat.st_dev && target.ino() == stat.st_ino;
+            let is_file = |target: fs::Metadata| target.dev() == stat.st_dev && target.ino() == stat.st_ino;
             let number = fd.file_name();
             let info = || fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display())).unwrap_or_default();
-            fs::metadata(fd.path()).is_ok_and(is_it) && info().lines().any(|line| is_lock_on(line, byte))
+            fs::metadata(fd.path()).is_ok_and(is_file) && info().lines().any(&is_it)
         }))
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
