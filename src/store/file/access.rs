@@ -163,24 +163,15 @@ impl Access {
         }
     }
 
-    /// Fails if a file in a group's directory may not be a lock file. The error says why and what to do; it is to follow the file's path.
-    pub(super) fn check_file(&self, stat: impl FnOnce() -> nix::Result<FileStat>) -> Result<(), String> {
-        let Some(group) = self.group() else { return Ok(()) };
-        let stat = stat().map_err(|errno| errno.desc().to_owned())?;
-        let why = if stat.st_mode & SFlag::S_IFMT.bits() != SFlag::S_IFREG.bits() {
-            let is_directory = stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFDIR.bits();
-            if is_directory { "it is a directory" } else { "it is not a regular file" }.to_owned()
-        // A file that has just been removed has 0 names, which is harmless.
-        } else if stat.st_nlink > 1 {
-            format!("it has {} names (hard links)", stat.st_nlink)
-        } else if stat.st_gid != group.gid() {
-            format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid))
-        } else if stat.st_mode & GROUP_USES != GROUP_USES {
-            format!("its mode is {:04o}, which does not let {group} read and write it", stat.st_mode & 0o7777)
-        } else {
-            return Ok(());
+    /// Fails if a file may not be a lock file. The error says why and what to do; it is to follow the file's path.
+    pub(super) fn check_file(&self, stat: nix::Result<FileStat>) -> Result<(), String> {
+        let stat = stat.map_err(|errno| errno.desc().to_owned())?;
+        let why = match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
+            SFlag::S_IFREG => self.group().and_then(|group| not_shared(group, &stat)),
+            SFlag::S_IFDIR => Some("it is a directory".to_owned()),
+            _ => Some("it is not a regular file".to_owned()),
         };
-        Err(format!("{why}{PLANTED}"))
+        why.map_or(Ok(()), |why| Err(format!("{why}{PLANTED}")))
     }
 
     /// Returns what to do with the lock file at `path` if its record is useless, once nothing works under the lock. The text is to follow a
@@ -200,6 +191,20 @@ impl Access {
         if self.group().is_none() && stat.st_mode & 0o7777 != mode.bits() {
             let _ = fchmod(file, mode);
         }
+    }
+}
+
+/// Returns how a regular file in the group's directory differs from a lock file, if it does.
+fn not_shared(group: &Group, stat: &FileStat) -> Option<String> {
+    // A file that has just been removed has 0 names, which is harmless.
+    if stat.st_nlink > 1 {
+        Some(format!("it has {} names (hard links)", stat.st_nlink))
+    } else if stat.st_gid != group.gid() {
+        Some(format!("it belongs to {}, not to {group}", Group::numbered(stat.st_gid)))
+    } else if stat.st_mode & GROUP_USES != GROUP_USES {
+        Some(format!("its mode is {:04o}, which does not let {group} read and write it", stat.st_mode & 0o7777))
+    } else {
+        None
     }
 }
 

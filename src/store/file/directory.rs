@@ -108,6 +108,15 @@ impl Directory {
 
     /// Returns the names of all regular files in it that may be lock files.
     pub(super) fn names(&self) -> Result<Vec<String>, StoreError> {
+        self.names_of(|entry| self.is_file(entry))
+    }
+
+    /// Returns the names that a lock file could have of everything in it.
+    pub(super) fn all_names(&self) -> Result<Vec<String>, StoreError> {
+        self.names_of(|_| true)
+    }
+
+    fn names_of(&self, is_wanted: impl Fn(&Entry) -> bool) -> Result<Vec<String>, StoreError> {
         let fails = || format!("cannot list {}", escaped_path(&self.path));
         // Through the open descriptor, which is the directory that was checked.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -115,8 +124,7 @@ impl Directory {
         let mut names = Vec::new();
         for entry in opened.iter() {
             let entry = entry.with_context(fails)?;
-            // Ignore everything else, and files that have been removed meanwhile.
-            if self.is_file(&entry) {
+            if is_wanted(&entry) {
                 let name = entry.file_name().to_str().ok().filter(|name| is_file_name(name));
                 names.extend(name.map(str::to_owned));
             }
@@ -124,7 +132,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// Returns whether the entry is a regular file. Some file systems do not show that in the directory.
+    /// Returns whether the entry is a regular file, and has not been removed meanwhile. Some file systems do not show that in the directory.
     fn is_file(&self, entry: &Entry) -> bool {
         let kind = || fstatat(&self.fd, entry.file_name(), AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode);
         match entry.file_type() {

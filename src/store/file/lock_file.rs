@@ -249,9 +249,9 @@ fn cannot_open(directory: &Directory, name: &str, path: &str, errno: Errno) -> S
         Errno::ENXIO => planted("it is a socket, or a FIFO that nobody reads"),
         Errno::EAGAIN => planted("another process holds a lease on it (fcntl(2), F_SETLEASE)"),
         Errno::EACCES if access.group().is_some() => {
-            let stat = || fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
+            let stat = fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
             // What is wrong with the file; or if nothing is, with this user's rights.
-            access.check_file(stat).err().filter(|_| stat().is_ok()).unwrap_or_else(no_right_to_open)
+            access.check_file(stat).err().filter(|_| stat.is_ok()).unwrap_or_else(no_right_to_open)
         }
         _ => format!("{}{}", errno.desc(), directory::advice(&errno.into(), directory.path())),
     };
@@ -270,7 +270,7 @@ fn no_right_to_open() -> String {
 
 /// Fails if the open file at `path` may not be a lock file.
 fn check(access: &Access, file: &OwnedFd, path: &str) -> Result<(), StoreError> {
-    access.check_file(|| fstat(file)).map_err(|why| anyhow!("refuses the lock file {path}: {why}"))
+    access.check_file(fstat(file)).map_err(|why| anyhow!("refuses the lock file {path}: {why}"))
 }
 
 /// Fails if this process may not write files that are long enough: a record that was written once could otherwise not be written again

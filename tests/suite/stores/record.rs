@@ -2,11 +2,15 @@
 //! leaves a whole one.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use nix::libc;
 use nix::sys::resource::Resource;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::support::birth::Birth;
 use crate::support::hand::{all, break_lock, is_held, release, renew, status, token};
@@ -143,6 +147,36 @@ fn a_foreign_file() {
     let doctor = Lockrun::other("doctor", &store).run();
     let line = doctor.stdout().lines().find(|line| line.contains("something else")).map(str::to_owned);
     assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains("locks/foreign")), "{doctor}");
+}
+
+/// Plants something at a path.
+type Plant = fn(&Path);
+
+// "Anything else with a lock file's name" is no free lock either, and the message says what to do.
+#[test]
+fn something_else_in_the_place_of_a_file() {
+    let store = Store::file();
+    token(&store, "ours", &[]);
+    let path = path(&store, "foreign");
+    let plants: [(Plant, &str); 4] = [
+        (|path| mkfifo(path, Mode::S_IRWXU).expect("a FIFO"), "not a regular file"),
+        (|path| drop(UnixListener::bind(path).expect("a socket")), "a socket"),
+        (|path| symlink("ours", path).expect("a link"), "a symbolic link"),
+        (|path| fs::create_dir(path).expect("a directory"), "a directory"),
+    ];
+    for (plant, words) in plants {
+        plant(&path);
+        let run = Lockrun::new(&store).key("foreign").command(["echo", "ran"]);
+        for call in [run.clone(), run.arg("--skip"), Lockrun::other("status", &store).key("foreign")] {
+            let output = call.run().exited(69).printed("");
+            output.said(words).said("find out who put it there, then remove it");
+        }
+        let doctor = Lockrun::other("doctor", &store).run();
+        let line = doctor.stdout().lines().find(|line| line.contains("locks/foreign")).map(str::to_owned);
+        assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains(words)), "{doctor}");
+        assert_eq!(all(&store).len(), 1);
+        fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).expect("it is ours");
+    }
 }
 
 // "Readers (`status`, `prune`, `doctor`) cope": they do what they can, and say what is broken.

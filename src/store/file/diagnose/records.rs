@@ -6,9 +6,9 @@ use crate::store::file::directory::Directory;
 use crate::store::file::lock_file::LockFile;
 use crate::store::file::unreadable::Unreadable;
 
-/// Reads each record in `directory`.
+/// Reads each record in `directory`, and reports everything else there that has a lock file's name.
 pub(super) fn diagnose(directory: &Directory) -> Vec<Diagnostic> {
-    let names = match directory.names() {
+    let names = match directory.all_names() {
         Ok(names) => names,
         Err(error) => return vec![judge(&error)],
     };
