@@ -13,6 +13,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat, write};
 use uuid::Uuid;
 
 use crate::store::diagnostic::Diagnostic;
+use crate::store::file::lock_file::bytes;
 use crate::sys::clock::Moment;
 
 /// How often locking is timed.
@@ -93,21 +94,22 @@ fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
     lock(second).map(|_| true).map_err(|(_, errno)| errno)
 }
 
-/// Does the same for fcntl(2)'s open file description locks.
+/// Does the same for the two kinds of fcntl(2) locks that a lock file needs: those of an open file, and those of a process, which conflict
+/// with them even within one process.
 fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool> {
-    #[allow(clippy::cast_possible_truncation)]
-    let change =
-        |kind: i32| libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
-    let (take, leave) = (change(libc::F_WRLCK), change(libc::F_UNLCK));
-    fcntl(first, FcntlArg::F_OFD_SETLK(&take))?;
-    match fcntl(second, FcntlArg::F_OFD_SETLK(&take)) {
-        Ok(_) => return Ok(false),
-        Err(Errno::EAGAIN | Errno::EACCES) => {}
-        Err(errno) => return Err(errno),
+    let (take, leave) = (bytes(0..1, libc::F_WRLCK), bytes(0..1, libc::F_UNLCK));
+    for of_process in [false, true] {
+        let change = |lock| if of_process { FcntlArg::F_SETLK(lock) } else { FcntlArg::F_OFD_SETLK(lock) };
+        fcntl(first, change(&take))?;
+        match fcntl(second, FcntlArg::F_OFD_SETLK(&take)) {
+            Ok(_) => return Ok(false),
+            Err(Errno::EAGAIN | Errno::EACCES) => {}
+            Err(errno) => return Err(errno),
+        }
+        fcntl(first, change(&leave))?;
+        fcntl(second, FcntlArg::F_OFD_SETLK(&take))?;
+        fcntl(second, FcntlArg::F_OFD_SETLK(&leave))?;
     }
-    fcntl(first, FcntlArg::F_OFD_SETLK(&leave))?;
-    fcntl(second, FcntlArg::F_OFD_SETLK(&take))?;
-    fcntl(second, FcntlArg::F_OFD_SETLK(&leave))?;
     Ok(true)
 }
 
