@@ -232,7 +232,8 @@ impl Subcommand {
                        --step, or what --next prints. Values that other runs have reserved are skipped. When COMMAND exits \
                        with 0 its value becomes the last one, unless a later value already is. When COMMAND fails or is \
                        stopped, the last value stays, and the reserved one comes up again when its lease has expired, \
-                       unless a later value was used meanwhile. It never waits.\n\n\
+                       unless a later value was used meanwhile. It never waits, not even for a run that holds KEY as a lock: give a sequence \
+                       a key of its own.\n\n\
                        A sequence is as durable as its store: files in the default directory are gone after a reboot, and the \
                        sequence would begin anew. Use a directory that survives a reboot, a PostgreSQL, or a Redis that keeps its data.",
             },

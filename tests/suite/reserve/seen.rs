@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::sequence::{Reserver, fail, next, peek, reserve, reserved, status};
 use crate::support::store::on_every_store;
-use crate::support::{Lockrun, Store, eventually};
+use crate::support::{Holder, Lockrun, Store, eventually};
 
 /// One of lockrun's other commands in this store.
 fn other(store: &Store, words: &[&str]) -> Lockrun {
@@ -137,12 +137,15 @@ on_every_store!(events_tell_the_value, |store| {
     assert_eq!(events[8]["key"], "seq");
 });
 
-// A lock and a sequence of the same name are two things to keep apart; a reservation keeps a lock of its name held, as a holder.
+// A lock and a sequence of the same name are two things to keep apart: a reservation keeps a lock of its name held, as a holder, but "does
+// not respect" one.
 on_every_store!(a_reservation_holds_a_lock_of_its_name, |store| {
     let call = reserve(store, "1");
     let run = Reserver::begin(&call);
     Lockrun::new(store).key("seq").command(["true"]).run().exited(75).said("is held by");
     run.end(0);
     Lockrun::new(store).key("seq").command(["true"]).run().exited(0).silent();
+    let holder = Holder::new(store, "seq");
     assert_eq!(next(&call), "2");
+    holder.end();
 });
