@@ -1,4 +1,4 @@
-//! A connection to a Redis: requests with a deadline each, and errors that say what may have happened.
+//! A connection to a Redis: requests with a deadline each.
 //!
 //! The redis crate writes the requests. The socket is ours, because the crate's own connection introduces itself in extra
 //! round trips and bounds single reads instead of whole requests. The parser is ours, too, because the crate's bounds neither
@@ -8,50 +8,15 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 
-use anyhow::anyhow;
-use nix::errno::Errno;
 use redis::{Cmd, Value};
 
-use super::reply::UnexpectedReply;
+use super::failure::Failure;
 use super::resp::{Answer, Answers, Unread};
-use super::script;
 use super::url::Server;
 use crate::net::dial::dial;
-use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
-use crate::net::tls::{HandshakeFailure, Tls};
-use crate::store::StoreError;
+use crate::net::tls::Tls;
 use crate::sys::clock::Moment;
-use crate::text::escape::escaped;
-
-/// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
-/// its primary or too many replicas, cannot write to its disk, is full, or has too many clients; or a hash slot is moving or
-/// not served.
-const TRANSIENT: [&str; 13] = [
-    "LOADING",
-    "BUSY",
-    "UNBLOCKED",
-    "READONLY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "MOVED",
-    "ASK",
-    "NOREPLICAS",
-    "MISCONF",
-    "OOM",
-    "ERR max number of clients",
-];
-
-/// The codes that say to ask another server, or the same one again: in a cluster, or because this one has become a replica.
-const MOVING: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "READONLY"];
-
-/// Returns whether an error has this code, also if it came while a script ran, because older servers wrap that.
-fn has_code(error: &str, code: &str) -> bool {
-    let after =
-        |rest: &str| rest.strip_prefix(code).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()));
-    after(error) || error.split(": -").skip(1).any(after)
-}
 
 /// An open connection. It must be dropped after a failure: it is out of step.
 pub(super) struct Connection {
@@ -65,39 +30,6 @@ pub(super) struct Connection {
 
 /// The answers to several requests.
 pub(super) type Replies = Vec<Result<Value, Failure>>;
-
-/// Why a request failed.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The server could not be reached: it has seen nothing of the request.
-    Unreachable(io::Error),
-    /// The connection was closed before an answer came.
-    Closed,
-    /// The same, and the server has never answered this process.
-    HungUp,
-    /// No readable answer came in time; says what happened.
-    NoAnswer(&'static str),
-    /// The process cannot wait for the answer.
-    NoWait(Errno),
-    /// The primary is not known. No server was sent the request.
-    NoPrimary {
-        /// Why.
-        why: String,
-        /// Whether it may be known a little later.
-        is_transient: bool,
-    },
-    /// The server has answered, but it is not confirmed, for this reason, that it is still the primary.
-    Unconfirmed(String),
-    /// An answer came that no Redis gives.
-    UnexpectedReply(UnexpectedReply),
-    /// The server has rejected the request, or our introduction.
-    Refused {
-        /// The command.
-        command: String,
-        /// The server's words.
-        error: String,
-    },
-}
 
 impl Connection {
     /// Connects to `server`, TLS included, and sends nothing yet.
@@ -187,174 +119,4 @@ impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
-}
-
-impl Failure {
-    fn refused(command: &Cmd, mut error: String) -> Self {
-        let name = command.args_iter().next();
-        let name = match &name {
-            Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
-            _ => String::new(),
-        };
-        if name == "AUTH" {
-            // Some servers quote what they were sent, and that includes the password.
-            error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
-        }
-        Failure::Refused { command: name, error: error.trim_end().to_owned() }
-    }
-
-    fn of_write(error: &io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::TimedOut => Failure::NoAnswer("did not accept the request in time"),
-            _ => Failure::Closed,
-        }
-    }
-
-    /// Returns the failure of the confirmation of an answer.
-    pub(super) fn of_confirmation(self) -> Self {
-        match self {
-            Failure::NoPrimary { why, .. } => Failure::Unconfirmed(why),
-            failure => failure,
-        }
-    }
-
-    /// Returns whether the same request may succeed a little later: the server is away, silent, starting, busy, or briefly
-    /// not the primary.
-    pub(super) fn is_transient(&self) -> bool {
-        match self {
-            Failure::Unreachable(error) => !is_for_want_of_resources(error),
-            Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_) => true,
-            Failure::NoPrimary { is_transient, .. } => *is_transient,
-            Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
-            Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
-        }
-    }
-
-    /// Returns whether the request may still arrive.
-    pub(super) fn is_unanswered(&self) -> bool {
-        matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
-    }
-
-    /// Returns whether no server was sent the request.
-    pub(super) fn is_unasked(&self) -> bool {
-        matches!(self, Failure::Unreachable(_) | Failure::NoPrimary { .. })
-    }
-
-    /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
-    pub(super) fn is_of_a_move(&self) -> bool {
-        match self {
-            Failure::Unconfirmed(_) => true,
-            Failure::Refused { error, .. } => MOVING.iter().any(|code| has_code(error, code)),
-            _ => false,
-        }
-    }
-
-    /// Returns whether a script failed because of what it found under its key, so that it may succeed under another key.
-    pub(super) fn is_of_one_key(&self) -> bool {
-        let Failure::Refused { error, .. } = self else { return false };
-        error.contains("WRONGTYPE") || error.contains(" user_script:")
-    }
-
-    /// Describes the failure: what failed, on what, and what to do about it where that is known.
-    pub(super) fn explain(&self, server: &Server) -> StoreError {
-        match self {
-            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}{}", after_handshake(error, server)),
-            Failure::Closed => anyhow!("{server} closed the connection before it answered"),
-            Failure::HungUp => {
-                anyhow!("{server} closed the connection before it answered{}", after_hang_up(&server.endpoint))
-            }
-            Failure::UnexpectedReply(UnexpectedReply) => {
-                anyhow!("unexpected reply from {server}: is it a Redis server?")
-            }
-            Failure::NoAnswer(what) => anyhow!("{server} {what}"),
-            Failure::NoPrimary { why, .. } => anyhow!("{why}"),
-            Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
-            Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Refused { error, .. } if wants_password(error) => {
-                anyhow!("{server} requires a password; give a password in the store's URL, or with --store-file")
-            }
-            Failure::Refused { command, error } => {
-                let advice = match error.split(' ').next().unwrap_or_default() {
-                    "WRONGPASS" => "; check the user and the password in the store's URL",
-                    _ if error.contains(script::HOLDER_LOST) => {
-                        return anyhow!(
-                            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any \
-                         more, then free it with lockrun break",
-                            script::HOLDER_LOST
-                        );
-                    }
-                    _ if error.contains(script::FENCE_ENDS) => {
-                        return anyhow!(
-                            "its fence in {server} is {}, and cannot grow any more; use another key",
-                            i64::MAX
-                        );
-                    }
-                    _ if error.contains(script::NO_FENCE) || error.contains(script::FENCE_NOT_INTEGER) => {
-                        return anyhow!(
-                            "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
-                         every fence that was given out"
-                        );
-                    }
-                    _ if error.contains("WRONGTYPE") => {
-                        "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
-                    }
-                    _ if error.contains("can't run this command") || error.contains("NOPERM") => {
-                        "; this user lacks rights that a lock needs"
-                    }
-                    "MOVED" => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
-                    "ASK" | "TRYAGAIN" => {
-                        "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
-                    }
-                    "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
-                    "READONLY" => "; this is a replica: name the primary in the store's URL",
-                    "OOM" => "; it is out of memory",
-                    "LOADING" => "; it is still starting",
-                    _ => "",
-                };
-                anyhow!("{server} rejects {command}: {}{advice}", escaped(error))
-            }
-        }
-    }
-}
-
-/// Returns whether the server rejected a request because no password came with it. It rejects a long request before it has
-/// read it, in different words.
-fn wants_password(error: &str) -> bool {
-    has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
-}
-
-/// Returns what to do after a failed TLS handshake with `server`, as a suffix of the message.
-fn after_handshake(error: &io::Error, server: &Server) -> &'static str {
-    let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
-    match HandshakeFailure::of(error) {
-        None => "",
-        Some(HandshakeFailure::UnknownAuthority) if has_authority => {
-            "; check that ca=FILE in the store's URL names the authority that issued it"
-        }
-        Some(HandshakeFailure::UnknownAuthority) => {
-            "; name the authority's certificate with ?ca=FILE in the store's URL"
-        }
-        Some(HandshakeFailure::NotTls) => "; name the TLS port in the store's URL, or write redis:// if it has none",
-        Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) => {
-            "; if that is not a TLS port, name the TLS port in the store's URL, or write redis:// if it has none"
-        }
-    }
-}
-
-/// Returns why a server at `endpoint` may have closed the connection at the first request, and what to do, as a suffix of the
-/// message.
-fn after_hang_up(endpoint: &Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Tcp { tls: None, .. } => "; if that is a TLS port, write rediss:// in the store's URL",
-        Endpoint::Tcp { tls: Some(files), .. } if files.identity.is_none() => {
-            "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL"
-        }
-        Endpoint::Unix(_) | Endpoint::Tcp { .. } => "",
-    }
-}
-
-/// Returns whether lockrun, or this machine, has run out of what a connection needs: that does not pass by itself.
-fn is_for_want_of_resources(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }

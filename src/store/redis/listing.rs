@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::connection::Failure;
 use super::failover::ListedPrimary;
+use super::failure::Failure;
 use super::reply::UnexpectedReply;
 use super::script::{LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};

@@ -10,6 +10,7 @@ mod diagnose;
 #[cfg(test)]
 mod differential;
 mod failover;
+mod failure;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
 mod keys;
@@ -46,8 +47,9 @@ use crate::net::tls::Tls;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
-use connection::{Connection, Failure};
+use connection::Connection;
 use failover::{Primary, Witnesses};
+use failure::Failure;
 use reply::{AcquireReply, Handoff, UnexpectedReply};
 use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use url::{Failover, Server, Site};

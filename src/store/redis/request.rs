@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use redis::{Arg, Cmd, Value};
 
-use super::connection::{Connection, Failure};
+use super::connection::Connection;
 use super::failover::{self, Primary, slot_of};
+use super::failure::Failure;
 use super::url::Server;
 use super::{Contact, RedisStore, script};
 use crate::sys::backoff::Backoff;

@@ -4,7 +4,7 @@
 
 use redis::Cmd;
 
-use super::connection::Failure;
+use super::failure::Failure;
 use super::keys;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::url::Server;

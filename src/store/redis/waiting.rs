@@ -4,7 +4,8 @@ use std::os::fd::AsFd;
 use std::slice;
 use std::time::Duration;
 
-use super::connection::{Connection, Failure};
+use super::connection::Connection;
+use super::failure::Failure;
 use super::reply::{Mail, read_mail};
 use super::{RedisStore, keys};
 use crate::lock::state::{Held, Seen};

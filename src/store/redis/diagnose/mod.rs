@@ -13,8 +13,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use uuid::Uuid;
 
-use super::connection::{Connection, Failure};
+use super::connection::Connection;
 use super::failover::slot_of;
+use super::failure::Failure;
 use super::rights::Missing;
 use super::{FAILOVER_KEY, FailoverScope, KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;

@@ -5,7 +5,7 @@ use redis::Value;
 use super::Session;
 use super::report::Report;
 use crate::store::diagnostic::Diagnostic;
-use crate::store::redis::connection::Failure;
+use crate::store::redis::failure::Failure;
 use crate::store::redis::reply;
 use crate::store::redis::url::Server;
 

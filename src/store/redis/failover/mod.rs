@@ -12,7 +12,7 @@ mod sentinel;
 pub(super) use cluster::{ClusterReport, slot_of};
 pub(super) use sentinel::SentinelReport;
 
-use super::connection::Failure;
+use super::failure::Failure;
 use super::url::{self, Server};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};

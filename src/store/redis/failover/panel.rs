@@ -12,7 +12,8 @@ use redis::Cmd;
 
 use super::majority;
 use super::member::{Member, SILENCE_MAX};
-use crate::store::redis::connection::{Failure, Replies};
+use crate::store::redis::connection::Replies;
+use crate::store::redis::failure::Failure;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
