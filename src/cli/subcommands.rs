@@ -158,7 +158,7 @@ impl Subcommand {
             ("0", "done; with KEY: the lock is free"),
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "with KEY: the lock is held"),
+            ("75", "with KEY: the lock is held or withheld"),
             FAILED,
         ];
         const BREAK: &Table = &[
@@ -183,7 +183,7 @@ impl Subcommand {
             OK,
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "with KEY: the lock is held or waited for, or keeps a sequence or a --once-per"),
+            ("75", "with KEY: the lock is held, withheld or waited for, or keeps a sequence or a --once-per"),
             FAILED,
         ];
         match self {
@@ -243,10 +243,11 @@ impl Subcommand {
                 usage: "lockrun status [[--key] KEY] [OPTIONS]",
                 about: "Show who holds which lock, who waits, and how the last run ended",
                 more: "Without KEY it lists every lock of the store that is held or has been held. With KEY it exits with 75 \
-                       if the lock is held, and with 0 if it is free. KEY without --key may be a pattern, in which * stands for any characters \
-                       and ? for one: then it lists those locks. The state is held (a run holds the lock), shared, by hand (acquired by \
-                       `acquire`), kept (by --keep or --min-hold, its run has ended), revoked or free. On a terminal it has colours, \
-                       unless NO_COLOR is set. A lock whose record is broken is reported on \
+                       if the lock is held or withheld, and with 0 if it is free. KEY without --key may be a pattern, in which * stands for any \
+                       characters and ? for one: then it lists those locks. The state is held (a run holds the lock), shared, by hand \
+                       (acquired by `acquire`), kept (by --keep or --min-hold, its run has ended), revoked, forgotten (lost by the store, \
+                       and held until its command has been stopped), withheld (granted to nobody yet, after a failover of Redis) or free. \
+                       On a terminal it has colours, unless NO_COLOR is set. A lock whose record is broken is reported on \
                        standard error instead, and the status is 69.",
             },
             Break => &Doc {

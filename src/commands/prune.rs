@@ -57,6 +57,9 @@ fn report_not_pruned(store: &mut dyn Backend, key: &Key) -> Outcome {
             match status {
                 KeyStatus { holders, .. } if !holders.is_empty() => Some("it is held; lockrun status names the holder"),
                 KeyStatus { waiters, .. } if !waiters.is_empty() => Some("runs wait for it"),
+                KeyStatus { withheld: Some(_), .. } => {
+                    Some("it is withheld after a failover; lockrun status says for how long")
+                }
                 KeyStatus { value: Some(_), .. } => Some("it keeps a sequence, which would begin anew"),
                 _ if done.is_some_and(|until_ms| until_ms > status.now_ms) => Some("its --once-per has not passed"),
                 _ => None,

@@ -39,8 +39,8 @@ impl Form {
 }
 
 /// Prints the status of all keys, or of those that match a pattern, as a table, or that of one key in full; or either as JSON
-/// or OpenMetrics text. The outcome is status 75 if the given key is held, and 69 if a record cannot be read. Fails with
-/// [`UsageError`] if a setting is wrong.
+/// or OpenMetrics text. The outcome is status 75 if the given key is held or withheld, and 69 if a record cannot be read. Fails
+/// with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let wanted = settings.keys()?;
     let form = Form::read(settings)?;
@@ -80,6 +80,6 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     if report::errors(&unreadable) {
         return Ok(Outcome::StoreFailed);
     }
-    let is_held = keys.iter().any(|status| !status.holders.is_empty());
-    Ok(if key.is_some() && is_held { Outcome::Held(HELD) } else { Outcome::Printed })
+    let is_held = |status: &KeyStatus| !status.holders.is_empty() || status.withheld.is_some();
+    Ok(if key.is_some() && keys.iter().any(is_held) { Outcome::Held(HELD) } else { Outcome::Printed })
 }

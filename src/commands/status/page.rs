@@ -17,8 +17,12 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
         let _ = writeln!(text, "{name:<10}{value}");
     };
     line("key", &escaped(status.key.as_str()));
-    let is_free = status.holders.is_empty();
-    line("state", &if is_free { paint(Colour::Faint, "free") } else { paint(Colour::Green, "held") });
+    let state = match status.withheld {
+        _ if !status.holders.is_empty() => paint(Colour::Green, "held"),
+        Some(left) => format!("{} after a failover, for another {}", paint(Colour::Yellow, "withheld"), span(left)),
+        None => paint(Colour::Faint, "free"),
+    };
+    line("state", &state);
     for holding in &status.holders {
         line("holder", &holding.who.to_string());
         let held_for = span(between(holding.since_ms, status.now_ms));

@@ -244,10 +244,14 @@ fn sentinel_delay_is_that_of_the_longest_lease() {
     call.clone().key("other").arg("--skip").command(["true"]).run().exited(0).silent();
     let table = Lockrun::bare().args(["status", "--store", &service.url()]).run().exited(0).stdout();
     assert!(table.contains("withheld"), "{table}");
-    let status =
-        Lockrun::bare().args(["status", "--store", &service.url(), "--json", "other"]).run().exited(0).stdout();
+    let status = Lockrun::bare().args(["status", "--store", &service.url(), "other"]);
+    let page = status.clone().run().exited(75).stdout();
+    assert!(page.contains("state     withheld after a failover, for another "), "{page}");
+    let status = status.arg("--json").run().exited(75).stdout();
     let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
     assert!(status[0]["withheld_ms"].as_u64().is_some_and(|left| left > 0), "{status}");
+    let prune = Lockrun::bare().args(["prune", "--store", &service.url(), "earlier"]).run();
+    prune.exited(75).printed("").said("it is withheld after a failover");
     let reserve = Lockrun::bare().args(["reserve", "--store", &service.url(), "--key", "n", "--from", "1"]);
     reserve.command(["true"]).run().exited(75).said("reserves nothing for another");
     case.passes_on("8 s");

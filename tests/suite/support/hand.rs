@@ -50,7 +50,8 @@ pub(crate) fn status(store: &Store, key: &str) -> Value {
     assert_eq!(keys.len(), 1, "{output}");
     let status = keys.remove(0);
     let held = status["held"].as_bool().expect("a bool");
-    assert_eq!(output.status, Some(if held { 75 } else { 0 }), "{output}");
+    let is_free = !held && status["withheld_ms"].is_null();
+    assert_eq!(output.status, Some(if is_free { 0 } else { 75 }), "{output}");
     status
 }
 
