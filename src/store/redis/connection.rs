@@ -4,7 +4,7 @@
 //! round trips and bounds single reads instead of whole requests. The parser is ours, too, because the crate's bounds neither
 //! the size of an answer nor, tightly enough, its depth.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 
@@ -34,7 +34,7 @@ pub(super) type Replies = Vec<Result<Value, Failure>>;
 impl Connection {
     /// Connects to `server`, TLS included, and sends nothing yet.
     pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Failure> {
-        let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::Unreachable)?;
+        let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::of_dial)?;
         Ok(Connection::over(stream, server))
     }
 
@@ -76,7 +76,10 @@ impl Connection {
         }
         self.unanswered_introduction = introduction;
         self.stream.set_deadline(deadline);
-        self.stream.write_all(&flight).and_then(|()| self.stream.flush()).map_err(|error| Failure::of_write(&error))
+        self.stream
+            .write_all(&flight)
+            .and_then(|()| self.stream.flush())
+            .map_err(|error| Failure::of_stream(&error, "did not accept the request in time"))
     }
 
     /// Waits for the answers to `commands`, which were sent. Fails as [`Connection::request_all`] does.
@@ -106,8 +109,7 @@ impl Connection {
 
     fn answer(&mut self) -> Result<Answer, Failure> {
         self.answers.next(&mut self.stream).map_err(|unread| match unread {
-            Unread::Io(error) if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer("did not answer in time"),
-            Unread::Io(_) => Failure::Closed,
+            Unread::Io(error) => Failure::of_stream(&error, "did not answer in time"),
             Unread::Protocol => Failure::NoAnswer(
                 "sent an answer that is not in Redis's protocol, or longer than anything that lockrun asks for",
             ),

@@ -8,9 +8,9 @@ use redis::Cmd;
 
 use super::reply::UnexpectedReply;
 use super::script;
-use super::url::Server;
+use super::url::{Role, Server};
 use crate::net::endpoint::Endpoint;
-use crate::net::tls::HandshakeFailure;
+use crate::net::tls::{HandshakeFailure, certificate_alert};
 use crate::store::StoreError;
 use crate::text::escape::escaped;
 
@@ -33,8 +33,8 @@ const TRANSIENT: [&str; 13] = [
     "ERR max number of clients",
 ];
 
-/// The codes that say to ask another server, or the same one again: in a cluster, or because this one has become a replica.
-const MOVING: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "READONLY"];
+/// The codes that say that a hash slot of a cluster is on another server, or on its way there.
+const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -45,6 +45,8 @@ pub(super) enum Failure {
     Closed,
     /// The same, and the server has never answered this process.
     HungUp,
+    /// The server has rejected our certificate, or requires one, by this TLS alert. It has not read the request.
+    BadCertificate(String),
     /// No readable answer came in time; says what happened.
     NoAnswer(&'static str),
     /// The process cannot wait for the answer.
@@ -70,6 +72,20 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Returns the failure of an attempt to reach a server.
+    pub(super) fn of_dial(error: io::Error) -> Self {
+        certificate_alert(&error).map_or(Failure::Unreachable(error), Failure::BadCertificate)
+    }
+
+    /// Returns the failure of an operation on a stream; `late` says what did not happen if its deadline has passed.
+    pub(super) fn of_stream(error: &io::Error, late: &'static str) -> Self {
+        match certificate_alert(error) {
+            Some(alert) => Failure::BadCertificate(alert),
+            None if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer(late),
+            None => Failure::Closed,
+        }
+    }
+
     /// Returns the failure of a `command` that the server has rejected with this `error`.
     pub(super) fn refused(command: &Cmd, mut error: String) -> Self {
         let name = command.args_iter().next();
@@ -77,19 +93,13 @@ impl Failure {
             Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
             _ => String::new(),
         };
+        // Servers quote what they were sent: the beginning of a script, and some also the password.
+        let mut quoted = error.find(", with args beginning with");
         if name == "AUTH" {
-            // Some servers quote what they were sent, and that includes the password.
-            error.truncate(error.find(['\'', '"', '`']).unwrap_or(error.len()));
+            quoted = error.find(['\'', '"', '`']);
         }
+        error.truncate(quoted.unwrap_or(error.len()));
         Failure::Refused { command: name, error: error.trim_end().to_owned() }
-    }
-
-    /// Returns the failure of sending a request.
-    pub(super) fn of_write(error: &io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::TimedOut => Failure::NoAnswer("did not accept the request in time"),
-            _ => Failure::Closed,
-        }
     }
 
     /// Returns the failure of the confirmation of an answer.
@@ -107,7 +117,7 @@ impl Failure {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
             Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_) => true,
             Failure::NoPrimary { is_transient, .. } => *is_transient,
-            Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
+            Failure::BadCertificate(_) | Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
     }
@@ -117,16 +127,16 @@ impl Failure {
         matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
     }
 
-    /// Returns whether no server was sent the request.
+    /// Returns whether no server has seen the request.
     pub(super) fn is_unasked(&self) -> bool {
-        matches!(self, Failure::Unreachable(_) | Failure::NoPrimary { .. })
+        matches!(self, Failure::Unreachable(_) | Failure::BadCertificate(_) | Failure::NoPrimary { .. })
     }
 
     /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
     pub(super) fn is_of_a_move(&self) -> bool {
         match self {
             Failure::Unconfirmed(_) => true,
-            Failure::Refused { error, .. } => MOVING.iter().any(|code| has_code(error, code)),
+            Failure::Refused { error, .. } => is_of_a_slot(error) || has_code(error, "READONLY"),
             _ => false,
         }
     }
@@ -142,8 +152,17 @@ impl Failure {
         match self {
             Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}{}", after_handshake(error, server)),
             Failure::Closed => anyhow!("{server} closed the connection before it answered"),
-            Failure::HungUp => {
-                anyhow!("{server} closed the connection before it answered{}", after_hang_up(&server.endpoint))
+            Failure::HungUp => anyhow!("{server} closed the connection before it answered{}", after_hang_up(server)),
+            Failure::BadCertificate(alert) if has_certificate(server) => {
+                anyhow!(
+                    "{server} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
+                )
+            }
+            Failure::BadCertificate(alert) => {
+                anyhow!(
+                    "{server} requires a certificate of its clients (TLS alert {alert}); give one with cert=FILE and key=FILE in \
+                     the store's URL"
+                )
             }
             Failure::UnexpectedReply(UnexpectedReply) => {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")
@@ -152,50 +171,67 @@ impl Failure {
             Failure::NoPrimary { why, .. } => anyhow!("{why}"),
             Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Refused { error, .. } if wants_password(error) => {
-                anyhow!("{server} requires a password; give a password in the store's URL, or with --store-file")
-            }
-            Failure::Refused { command, error } => {
-                let advice = match error.split(' ').next().unwrap_or_default() {
-                    "WRONGPASS" => "; check the user and the password in the store's URL",
-                    _ if error.contains(script::HOLDER_LOST) => {
-                        return anyhow!(
-                            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any \
-                         more, then free it with lockrun break",
-                            script::HOLDER_LOST
-                        );
-                    }
-                    _ if error.contains(script::FENCE_ENDS) => {
-                        return anyhow!(
-                            "its fence in {server} is {}, and cannot grow any more; use another key",
-                            i64::MAX
-                        );
-                    }
-                    _ if error.contains(script::NO_FENCE) || error.contains(script::FENCE_NOT_INTEGER) => {
-                        return anyhow!(
-                            "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than \
-                         every fence that was given out"
-                        );
-                    }
-                    _ if error.contains("WRONGTYPE") => {
-                        "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
-                    }
-                    _ if error.contains("can't run this command") || error.contains("NOPERM") => {
-                        "; this user lacks rights that a lock needs"
-                    }
-                    "MOVED" => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
-                    "ASK" | "TRYAGAIN" => {
-                        "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
-                    }
-                    "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
-                    "READONLY" => "; this is a replica: name the primary in the store's URL",
-                    "OOM" => "; it is out of memory",
-                    "LOADING" => "; it is still starting",
-                    _ => "",
-                };
-                anyhow!("{server} rejects {command}: {}{advice}", escaped(error))
-            }
+            Failure::Refused { command, error } => explain_refusal(command, error, server),
         }
+    }
+}
+
+/// Describes that the server has rejected a `command` with this `error`.
+fn explain_refusal(command: &str, error: &str, server: &Server) -> StoreError {
+    if wants_password(error) {
+        let parameters = match server.role {
+            Role::Sentinel => "?sentinel_user=NAME&sentinel_password=PASSWORD",
+            _ => "a password",
+        };
+        return anyhow!("{server} requires a password; give {parameters} in the store's URL, or with --store-file");
+    }
+    if error.contains(script::HOLDER_LOST) {
+        return anyhow!(
+            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any more, then free it \
+             with lockrun break",
+            script::HOLDER_LOST
+        );
+    }
+    if error.contains(script::FENCE_ENDS) {
+        return anyhow!("its fence in {server} is {}, and cannot grow any more; use another key", i64::MAX);
+    }
+    if error.contains(script::NO_FENCE) || error.contains(script::FENCE_NOT_INTEGER) {
+        return anyhow!(
+            "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than every fence that \
+             was given out"
+        );
+    }
+    anyhow!("{server} rejects {command}: {}{}", escaped(error), after_refusal(command, error, server.role))
+}
+
+/// Returns what to do about this `error`, as a suffix of the message.
+fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
+    match error.split(' ').next().unwrap_or_default() {
+        "WRONGPASS" if role == Role::Sentinel => "; check sentinel_user and sentinel_password in the store's URL",
+        "WRONGPASS" => "; check the user and the password in the store's URL",
+        _ if error.contains("WRONGTYPE") => {
+            "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
+        }
+        _ if error.contains("can't run this command") || error.contains("NOPERM") => {
+            "; this user lacks rights that a lock needs"
+        }
+        "MOVED" if role != Role::Node => "; it is a node of a cluster: write redis+cluster:// in the store's URL",
+        "MOVED" | "ASK" | "TRYAGAIN" => {
+            "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
+        }
+        "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
+        "READONLY" => "; this is a replica: name the primary in the store's URL",
+        "OOM" => "; it is out of memory",
+        "LOADING" => "; it is still starting",
+        _ if error.contains("cluster support disabled") => {
+            "; it is no node of a cluster: write redis:// in the store's URL"
+        }
+        _ if !error.contains("unknown command") => "",
+        _ if command == "SENTINEL" => "; it is no Sentinel: name the port of one, or write redis:// in the store's URL",
+        _ if command.starts_with("EVAL") => {
+            "; if it is a Sentinel, write redis+sentinel://HOST/SERVICE in the store's URL"
+        }
+        _ => "",
     }
 }
 
@@ -206,6 +242,16 @@ fn has_code(error: &str, code: &str) -> bool {
     after(error) || error.split(": -").skip(1).any(after)
 }
 
+/// Returns whether the error is that a hash slot is on another server, or on its way there.
+fn is_of_a_slot(error: &str) -> bool {
+    SLOT_MOVING.iter().any(|code| has_code(error, code))
+}
+
+/// Returns whether the URL gives us a certificate for this server.
+fn has_certificate(server: &Server) -> bool {
+    matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.identity.is_some())
+}
+
 /// Returns whether the server rejected a request because no password came with it. It rejects a long request before it has
 /// read it, in different words.
 fn wants_password(error: &str) -> bool {
@@ -213,32 +259,39 @@ fn wants_password(error: &str) -> bool {
 }
 
 /// Returns what to do after a failed TLS handshake with `server`, as a suffix of the message.
-fn after_handshake(error: &io::Error, server: &Server) -> &'static str {
+fn after_handshake(error: &io::Error, server: &Server) -> String {
     let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
+    let (without_tls, _) = server.role.schemes();
     match HandshakeFailure::of(error) {
-        None => "",
+        None => String::new(),
         Some(HandshakeFailure::UnknownAuthority) if has_authority => {
-            "; check that ca=FILE in the store's URL names the authority that issued it"
+            "; check that ca=FILE in the store's URL names the authority that issued it".into()
         }
         Some(HandshakeFailure::UnknownAuthority) => {
-            "; name the authority's certificate with ?ca=FILE in the store's URL"
+            "; name the authority's certificate with ?ca=FILE in the store's URL".into()
         }
-        Some(HandshakeFailure::NotTls) => "; name the TLS port in the store's URL, or write redis:// if it has none",
+        Some(HandshakeFailure::NotTls) => {
+            format!("; name the TLS port in the store's URL, or write {without_tls} if it has none")
+        }
         Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) => {
-            "; if that is not a TLS port, name the TLS port in the store's URL, or write redis:// if it has none"
+            format!(
+                "; if that is not a TLS port, name the TLS port in the store's URL, or write {without_tls} if it has none"
+            )
         }
     }
 }
 
-/// Returns why a server at `endpoint` may have closed the connection at the first request, and what to do, as a suffix of the
-/// message.
-fn after_hang_up(endpoint: &Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Tcp { tls: None, .. } => "; if that is a TLS port, write rediss:// in the store's URL",
-        Endpoint::Tcp { tls: Some(files), .. } if files.identity.is_none() => {
-            "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL"
+/// Returns why a `server` may have closed the connection at the first request, and what to do, as a suffix of the message.
+fn after_hang_up(server: &Server) -> String {
+    match &server.endpoint {
+        Endpoint::Tcp { tls: None, .. } => {
+            format!("; if that is a TLS port, write {} in the store's URL", server.role.schemes().1)
         }
-        Endpoint::Unix(_) | Endpoint::Tcp { .. } => "",
+        Endpoint::Tcp { .. } if !has_certificate(server) => {
+            "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL"
+                .into()
+        }
+        Endpoint::Unix(_) | Endpoint::Tcp { .. } => String::new(),
     }
 }
 

@@ -31,7 +31,7 @@ const SENTINEL_PORT: u16 = 26379;
 /// One Redis, Valkey or Sentinel, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
-    pub(super) product: Product,
+    pub(super) role: Role,
     /// How it is reached.
     pub(super) endpoint: Endpoint,
     /// The ACL user; if there is none, the password is the default user's.
@@ -44,11 +44,27 @@ pub(super) struct Server {
     pub(super) prefix: String,
 }
 
-/// What kind of server it is.
+/// What a server is to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Product {
-    Redis,
+pub(super) enum Role {
+    /// The only server.
+    Alone,
+    /// A primary that Sentinels know.
+    Monitored,
     Sentinel,
+    /// A node of a cluster.
+    Node,
+}
+
+impl Role {
+    /// Returns how the URLs of stores with such a server begin, without TLS and over TLS.
+    pub(super) fn schemes(self) -> (&'static str, &'static str) {
+        match self {
+            Role::Alone => ("redis://", "rediss://"),
+            Role::Monitored | Role::Sentinel => ("redis+sentinel://", "rediss+sentinel://"),
+            Role::Node => ("redis+cluster://", "rediss+cluster://"),
+        }
+    }
 }
 
 impl Server {
@@ -113,7 +129,6 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         );
     }
     let (user, password) = read_credentials(credentials)?;
-    let product = Product::Redis;
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err(format!(
@@ -128,7 +143,8 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         }
         let database = read_database(parameters.take("db").as_deref())?;
         parameters.none_left(Some("rediss://"))?;
-        let server = Server { product, endpoint: Endpoint::Unix(path), user, password, database, prefix };
+        let endpoint = Endpoint::Unix(path);
+        let server = Server { role: Role::Alone, endpoint, user, password, database, prefix };
         return Ok(Site { server, failover: None });
     }
     let (tls, kind) = match scheme.split_once('+') {
@@ -155,8 +171,13 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
                 .into(),
         );
     }
+    let role = match kind {
+        "sentinel" => Role::Monitored,
+        "cluster" => Role::Node,
+        _ => Role::Alone,
+    };
     let server = |endpoint: &Endpoint| Server {
-        product,
+        role,
         endpoint: endpoint.clone(),
         user: user.clone(),
         password: password.clone(),
@@ -171,10 +192,9 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
             }
             let user = parameters.take("sentinel_user").filter(|user| !user.is_empty());
             let password = parameters.take("sentinel_password").or_else(|| user.is_some().then(String::new));
-            let (product, database) = (Product::Sentinel, 0);
             let sentinel = |endpoint| Server {
-                product,
-                database,
+                role: Role::Sentinel,
+                database: 0,
                 user: user.clone(),
                 password: password.clone(),
                 ..server(endpoint)
@@ -185,12 +205,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         "cluster" => Some(Failover::Cluster(endpoints.iter().map(server).collect())),
         _ => None,
     };
-    let with_tls = match kind {
-        "sentinel" => "rediss+sentinel://",
-        "cluster" => "rediss+cluster://",
-        _ => "rediss://",
-    };
-    parameters.none_left(Some(with_tls))?;
+    parameters.none_left(Some(role.schemes().1))?;
     Ok(Site { server: server(&endpoints[0]), failover })
 }
 
@@ -232,10 +247,7 @@ fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<End
 /// Formats where the server is, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let product = match self.product {
-            Product::Redis => "Redis",
-            Product::Sentinel => "Sentinel",
-        };
+        let product = if self.role == Role::Sentinel { "Sentinel" } else { "Redis" };
         match &self.endpoint {
             Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "{product} at [{host}]:{port}"),
             Endpoint::Tcp { host, port, .. } => write!(f, "{product} at {host}:{port}"),
@@ -290,7 +302,7 @@ mod tests {
         assert_eq!((service.as_str(), endpoints), ("my service", vec![tcp("a", 26379), tcp("b", 1), tcp("::1", 2)]));
         for sentinel in &sentinels {
             assert_eq!((sentinel.user.as_deref(), sentinel.password.as_deref()), (Some("s"), Some("t")));
-            assert_eq!((sentinel.database, sentinel.product), (0, Product::Sentinel));
+            assert_eq!((sentinel.database, sentinel.role), (0, Role::Sentinel));
         }
         assert_eq!((site.server.user.as_deref(), site.server.database), (Some("app"), 3));
         let site = parse("redis+sentinel://:pw@a/service").expect("is a URL");

@@ -282,9 +282,14 @@ fn sentinels_have_credentials_of_their_own() {
     let service = Service::with_secret_sentinels("quiet");
     let run = |url: &str| Lockrun::at(url).key("secret").command(["echo", "ran"]).run();
     run(&format!("{}?sentinel_password=quiet", service.url())).exited(0).printed("ran\n").silent();
-    let output = run(&service.url()).exited(69).printed("").said("requires a password");
-    assert!(!output.stderr().contains("quiet"));
+    let advice = "requires a password; give ?sentinel_user=NAME&sentinel_password=PASSWORD in the store's URL";
+    // Those of the servers are none of the Sentinels'.
+    for url in [service.url(), service.url().replacen("://", "://:quiet@", 1)] {
+        let output = run(&url).exited(69).printed("").said(advice);
+        assert!(!output.stderr().contains("quiet"));
+    }
     let wrong = run(&format!("{}?sentinel_password=loud", service.url())).exited(69).printed("");
+    let wrong = wrong.said("check sentinel_user and sentinel_password");
     assert!(!wrong.stderr().contains("loud"), "{}", wrong.stderr());
 }
 

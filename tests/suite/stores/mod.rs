@@ -27,6 +27,7 @@ mod record;
 mod redis_costs;
 mod redis_keys;
 mod redis_mail;
+mod redis_mistaken;
 mod redis_rejections;
 mod redis_urls;
 mod sentinels;

@@ -34,6 +34,11 @@ impl Certificates {
         self.issue("unbound", "modern", "subjectAltName=IP:127.0.0.1,DNS:localhost");
     }
 
+    /// Adds a client's certificate that the other authority has issued, `stranger`.
+    pub(crate) fn add_stranger(&self) {
+        self.issue("stranger", "untrusted", "extendedKeyUsage=clientAuth");
+    }
+
     /// Returns the parameters of a URL with which a client verifies the servers, and presents its certificate.
     pub(crate) fn client_query(&self) -> String {
         format!("?ca={}&cert={}&key={}", self.path("ca.crt"), self.path("client.crt"), self.path("client.key"))

@@ -30,6 +30,8 @@ pub(super) struct Member {
     unanswered: Option<Unanswered>,
     /// Where it stands in the present round.
     round_state: RoundState,
+    /// Whether it has ever answered.
+    has_answered: bool,
     /// Why it has not answered, if it failed last.
     pub(super) failure: Option<Failure>,
 }
@@ -67,6 +69,7 @@ impl Member {
             connection: ConnectionState::Closed,
             unanswered: None,
             round_state: RoundState::NotAsked,
+            has_answered: false,
             failure: None,
         }
     }
@@ -146,7 +149,7 @@ impl Member {
         if self.tls.is_none() {
             self.tls = tls_for(&self.server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
         }
-        Dialing::start(&self.server.endpoint, deadline).map_err(Failure::Unreachable)
+        Dialing::start(&self.server.endpoint, deadline).map_err(Failure::of_dial)
     }
 
     /// Returns whether it still takes part in the round.
@@ -190,7 +193,7 @@ impl Member {
                     Ok(Progress::Done(stream)) => {
                         self.connection = ConnectionState::Open(Connection::over(stream, &self.server));
                     }
-                    Err(error) => self.fail(Failure::Unreachable(error)),
+                    Err(error) => self.fail(Failure::of_dial(error)),
                 }
                 self.ask(questions, deadline);
             }
@@ -205,7 +208,7 @@ impl Member {
                 let is_answer = self.round_state == RoundState::Asked;
                 match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
                     Ok(Some(answer)) => {
-                        (self.round_state, self.failure) = (RoundState::Done, None);
+                        (self.round_state, self.has_answered, self.failure) = (RoundState::Done, true, None);
                         return Some(answer);
                     }
                     // That was the answer to an earlier question.
@@ -231,9 +234,11 @@ impl Member {
         }
         match std::mem::replace(&mut self.connection, ConnectionState::Closed) {
             ConnectionState::Open(_) => self.fail(silent()),
-            ConnectionState::Dialing(dialing) => {
+            ConnectionState::Dialing(mut dialing) => {
+                // So that it says which step was too slow.
+                dialing.set_deadline(Moment::now());
                 let error = dialing.go_on(self.tls.as_ref()).err();
-                self.fail(Failure::Unreachable(error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into())));
+                self.fail(Failure::of_dial(error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into())));
             }
             ConnectionState::Closed => {}
         }
@@ -243,7 +248,10 @@ impl Member {
         self.connection = ConnectionState::Closed;
         self.unanswered = None;
         self.round_state = RoundState::Done;
-        self.failure = Some(failure);
+        self.failure = Some(match failure {
+            Failure::Closed if !self.has_answered => Failure::HungUp,
+            failure => failure,
+        });
     }
 }
 

@@ -1,0 +1,49 @@
+//! Servers that are not what the URL says: the message says what to change in it.
+
+use crate::support::failover::Service;
+use crate::support::proxy::Proxy;
+use crate::support::{LeaseServer, Lockrun, Redis};
+
+/// Asserts that neither a run nor `doctor` can use the store, and that both give this advice, but repeat no script.
+#[track_caller]
+fn is_advised(url: &str, advice: &str) {
+    let run = Lockrun::at(url).key("mistaken").command(["echo", "ran"]).run().exited(69).printed("").said(advice);
+    let doctor = Lockrun::bare().args(["doctor", "--store", url]).run().exited(69).silent();
+    assert!(doctor.stdout().contains(advice), "{advice} in {doctor}");
+    for text in [run.stderr(), doctor.stdout()] {
+        assert!(!text.contains("with args"), "{text}");
+    }
+}
+
+// A server without TLS, one that has only TLS, and one that wants another certificate, for each kind of URL. None of them comes as far as
+// to notice that this Redis is no Sentinel and no node.
+#[test]
+fn encryption_and_certificates() {
+    let (redis, plain) = (Redis::with_tls(), Redis::start());
+    let files = redis.certificates();
+    files.add_stranger();
+    let verified = format!("?ca={}", files.path("ca.crt"));
+    let as_stranger = format!("{verified}&cert={}&key={}", files.path("stranger.crt"), files.path("stranger.key"));
+    for (kind, path) in [("", ""), ("+sentinel", "/locks"), ("+cluster", "")] {
+        let with_tls = |port: u16, query: &str| format!("rediss{kind}://127.0.0.1:{port}{path}{query}");
+        is_advised(&format!("redis{kind}://127.0.0.1:{}{path}", redis.port()), &format!("write rediss{kind}:// in"));
+        is_advised(&with_tls(plain.port(), &verified), &format!("write redis{kind}:// if it has none"));
+        is_advised(&with_tls(redis.port(), &verified), "requires a certificate of its clients");
+        is_advised(&with_tls(redis.port(), &as_stranger), "rejects the client's certificate (TLS alert UnknownCA)");
+    }
+    // It does not pass by itself, and nothing was requested: it is asked once, also by a run that would wait.
+    let proxy = Proxy::before(&redis);
+    let url = format!("rediss://127.0.0.1:{}{as_stranger}", proxy.port());
+    Lockrun::at(&url).key("mistaken").arg("--wait").command(["true"]).run().exited(69);
+    assert_eq!(proxy.connections(), 1);
+}
+
+// A Sentinel where a Redis is expected, and a Redis where a Sentinel or a node is.
+#[test]
+fn a_server_of_another_kind() {
+    let (service, redis) = (Service::alone(), Redis::start());
+    let (sentinel, redis) = (service.sentinels()[0].port(), redis.port());
+    is_advised(&format!("redis://127.0.0.1:{sentinel}"), "write redis+sentinel://HOST/SERVICE");
+    is_advised(&Service::url_naming(&[redis]), "it is no Sentinel: name the port of one, or write redis://");
+    is_advised(&format!("redis+cluster://127.0.0.1:{redis}"), "it is no node of a cluster: write redis://");
+}
