@@ -141,10 +141,11 @@ impl Failure {
         }
     }
 
-    /// Returns whether a script failed because of what it found under its key, so that it may succeed under another key.
+    /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it found
+    /// there, or because the key's hash slot is moving.
     pub(super) fn is_of_one_key(&self) -> bool {
         let Failure::Refused { error, .. } = self else { return false };
-        error.contains("WRONGTYPE") || error.contains(" user_script:")
+        error.contains("WRONGTYPE") || error.contains(" user_script:") || is_of_a_slot(error)
     }
 
     /// Describes the failure: what failed, on what, and what to do about it where that is known.

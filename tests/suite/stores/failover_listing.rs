@@ -8,7 +8,7 @@ use crate::support::failover::{Cluster, Service, SingleNode};
 use crate::support::holder::write_script;
 use crate::support::processes::PATH;
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::{LONG, LeaseServer, Lockrun, Redis, Running, eventually, redis_keys};
+use crate::support::{LONG, LeaseServer, Lockrun, Output, Redis, Running, eventually, redis_keys};
 
 /// Lists all locks of a store.
 fn status(url: &str) -> Lockrun {
@@ -54,6 +54,36 @@ fn over_all_primaries() {
     assert!(listed.contains("withheld"), "{listed}");
     let pruned = prune(&url).run().exited(0).silent().stdout();
     assert_eq!(pruned.lines().collect::<Vec<_>>(), [&keys[0], &keys[2]]);
+}
+
+// "A lock that cannot be read is named on standard error", and the others are listed and pruned: also if its hash slot is moving, and
+// its fence has moved already.
+#[test]
+fn a_slot_that_is_moving() {
+    let cluster = Cluster::start();
+    let (mut keys, url) = (cluster.keys(), cluster.url());
+    keys.extend((100..200).map(|number| format!("key-{number}")).find(|key| cluster.shard(key) == 0));
+    for key in &keys {
+        run(&url, key);
+    }
+    let (moving, others) = keys.split_first().expect("there are four");
+    is_unused(&url, keys.len());
+    let (target, from) = cluster.begin_to_move_slot(moving, 1);
+    let is_named_alone = |listed: Output| {
+        let listed = listed
+            .exited(69)
+            .said(&format!("cannot read the lock \"{moving}\""))
+            .said("the cluster is moving the slot");
+        let text = listed.stdout();
+        let found: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert!(others.iter().all(|key| found.contains(&key.as_str())), "{listed}");
+        assert!(!found.contains(&moving.as_str()) && listed.stderr().lines().count() == 1, "{listed}");
+    };
+    is_named_alone(status(&url).run());
+    let port = target.port().to_string();
+    from.ask(&["MIGRATE", "127.0.0.1", &port, &redis_keys::fence(moving), "0", "5000"]);
+    is_named_alone(status(&url).run());
+    is_named_alone(prune(&url).run());
 }
 
 // A node that answers first, but knows nothing of the others, is not the cluster.

@@ -249,13 +249,20 @@ impl Cluster {
         self.nodes.iter().position(is_owner)
     }
 
-    /// Moves the slot of a lock to another primary, as `redis-cli --cluster reshard` does.
-    pub(crate) fn move_slot(&self, key: &str, to: usize) {
+    /// Begins to move the slot of a lock to another primary: returns that one and the present one. No key is moved yet.
+    pub(crate) fn begin_to_move_slot(&self, key: &str, to: usize) -> (&Redis, &Redis) {
         let slot = self.slot(key);
         let (from, target) = (&self.nodes[self.owner(slot).expect("a primary has it")], &self.nodes[to]);
         let slot = slot.to_string();
         target.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
         from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(target)]);
+        (target, from)
+    }
+
+    /// Moves the slot of a lock to another primary, as `redis-cli --cluster reshard` does.
+    pub(crate) fn move_slot(&self, key: &str, to: usize) {
+        let (target, from) = self.begin_to_move_slot(key, to);
+        let slot = self.slot(key).to_string();
         loop {
             let keys = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).words();
             if keys.is_empty() {
