@@ -48,6 +48,12 @@ const COMMANDS: [(&str, &[&str]); 28] = [
     ("del", &[KEY]),
 ];
 
+/// The commands without which locks work, and what does not.
+const OPTIONAL: [(&str, &str); 2] = [
+    ("evalsha", "without it a run that has waited needs another round trip for each request"),
+    ("scan", "without it lockrun status lists no locks, and lockrun prune removes none"),
+];
+
 /// What a user lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing {
@@ -92,16 +98,14 @@ impl Missing {
     pub(super) fn diagnostics(&self, server: &Server) -> Vec<Diagnostic> {
         let user = server.user.as_deref().unwrap_or("default");
         let mut diagnostics = Vec::new();
-        if !self.unknown.is_empty() {
-            let text = format!("{server} has no command {}", self.unknown.join(", ").to_uppercase());
-            diagnostics
-                .push(Diagnostic::unusable(text, "locks need it; take back a rename-command, or use Redis 6 or newer"));
-        }
-        if !self.commands.is_empty() {
-            let text = format!("user \"{user}\" may not run {}", self.commands.join(", ").to_uppercase());
-            let grant = format!("locks need it; grant it with ACL SETUSER {user} +{}", self.commands.join(" +"));
-            diagnostics.push(Diagnostic::unusable(text, grant));
-        }
+        diagnostics.extend(each_need(&self.unknown, |names, need| {
+            let text = format!("{server} has no command {}", names.join(", ").to_uppercase());
+            (text, format!("{need}; take back a rename-command, or use Redis 6 or newer"))
+        }));
+        diagnostics.extend(each_need(&self.commands, |names, need| {
+            let text = format!("user \"{user}\" may not run {}", names.join(", ").to_uppercase());
+            (text, format!("{need}; grant it with ACL SETUSER {user} +{}", names.join(" +")))
+        }));
         if self.keys {
             let pattern = pattern(&server.prefix);
             let text = format!("user \"{user}\" may not read and write all keys that match {pattern}");
@@ -116,10 +120,30 @@ impl Missing {
         diagnostics
     }
 
-    /// Returns whether anything is missing.
-    pub(super) fn any(&self) -> bool {
-        *self != Missing::default()
+    /// Returns whether anything is missing that a lock needs.
+    pub(super) fn prevents_locks(&self) -> bool {
+        self.keys || self.unknown.iter().chain(&self.commands).any(|name| !is_optional(name))
     }
+}
+
+fn is_optional(name: &str) -> bool {
+    OPTIONAL.iter().any(|(optional, _)| *optional == name)
+}
+
+/// Judges missing commands: those that locks need together, each optional one by itself. `describe` returns the text and the
+/// advice for these names, given what they are needed for.
+fn each_need(missing: &[String], describe: impl Fn(&[&str], &str) -> (String, String)) -> Vec<Diagnostic> {
+    let mut diagnostics = Vec::new();
+    let needed: Vec<&str> = missing.iter().map(String::as_str).filter(|name| !is_optional(name)).collect();
+    if !needed.is_empty() {
+        let (text, advice) = describe(&needed, "locks need it");
+        diagnostics.push(Diagnostic::unusable(text, advice));
+    }
+    for (name, need) in OPTIONAL.iter().filter(|(name, _)| missing.iter().any(|missing| missing == name)) {
+        let (text, advice) = describe(&[name], need);
+        diagnostics.push(Diagnostic::warn(text, advice));
+    }
+    diagnostics
 }
 
 /// Returns the ACL pattern that our keys match.
@@ -186,14 +210,17 @@ mod tests {
         let mut missing = Missing::default();
         missing.note("get", "WRONGTYPE Operation against a key holding the wrong kind of value");
         missing.note("set", "READONLY You can't write against a read only replica.");
-        assert!(!missing.any());
+        assert!(!missing.prevents_locks());
+        missing.note("scan", "NOPERM this user has no permissions to run the 'scan' command");
+        assert!(!missing.prevents_locks());
         missing.note("zadd", "NOPERM this user has no permissions to run the 'zadd' command");
         missing.note("zrem", "NOPERM User access has no permissions to run the 'zrem' command");
         missing.note("eval", "ERR unknown command 'eval', with args beginning with: ");
         assert_eq!(
             (missing.commands.join(" "), missing.unknown.join(" "), missing.keys),
-            ("zadd zrem".into(), "eval".into(), false)
+            ("scan zadd zrem".into(), "eval".into(), false)
         );
+        assert!(missing.prevents_locks());
         for words in [
             "NOPERM this user has no permissions to access one of the keys used as arguments",
             "NOPERM No permissions to access a key",

@@ -129,7 +129,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let base = keys::base(&server.prefix, key);
     let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
     diagnostics.extend(missing.diagnostics(&server));
-    if !missing.any() {
+    if !missing.prevents_locks() {
         diagnostics.push(trial::diagnose(store, key));
         clean_up(&mut session, &base)?;
         diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
