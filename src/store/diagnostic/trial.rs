@@ -11,8 +11,9 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::store::{Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError, Tried};
 
-/// Long enough for a slow server, short enough if we die half-way.
-const TTL: Duration = Duration::from_mins(1);
+/// Long enough for a slow server. As long as a run's by default: after a failover a Redis grants nothing until the longest lease
+/// that it knows of would have ended.
+const TTL: Duration = Duration::from_secs(30);
 
 /// Tries the lock `key`, which nobody else may use. The caller must remove what this leaves in the store, even after a failure.
 pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::support::failover::Service;
 use crate::support::fake::{Fake, Manner};
 use crate::support::namespace::with_mounts;
 use crate::support::processes::need_root;
@@ -225,6 +226,16 @@ fn a_command_that_is_renamed() {
     let output = doctor(&redis.url()).exited(1);
     finds(&output, "warn", &["has no command EVALSHA", "rename-command"]);
     finds(&output, "ok", &["a lock was acquired"]);
+}
+
+// "As long as the longest `--ttl`": the lease of the lock that `doctor` tries is no longer than a run's by default.
+#[test]
+fn a_failover_after_doctor_withholds_no_longer() {
+    let service = Service::alone();
+    finds(&doctor(&service.url()), "ok", &["a lock was acquired"]);
+    let known = service.first().ask(&["HKEYS", "lockrun:failover"]).words();
+    let longest = known.iter().filter_map(|field| field.parse::<u64>().ok()).max();
+    assert_eq!(longest, Some(30_000), "{known:?}");
 }
 
 // "69 when the store cannot be used at all."
