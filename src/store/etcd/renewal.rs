@@ -3,7 +3,9 @@
 //! Normally the lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
 //! can be written, and the lease is kept alive instead. A leader does that alone, and may not know yet that it was replaced;
 //! so it counts only if the same member read the lock before and after it in the same term, because a term has only one
-//! leader.
+//! leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
+
+use std::time::Duration;
 
 use super::api::{self, LeaseMessage};
 use super::client::Effect;
@@ -23,7 +25,9 @@ impl EtcdStore {
         let subject = Subject { asking: Some(token), ..on(key) };
         let began = Moment::now();
         let committed = match self.once(subject, |state, facts| Ok(state.renew(token, ttl, facts))) {
-            Err(failure) if failure.is_no_space() && self.keep_alive_holder(key, token)? => return Ok(Renewed::Mine),
+            Err(failure) if failure.is_no_space() && self.keep_alive_holder(key, token, ttl)? => {
+                return Ok(Renewed::Mine);
+            }
             outcome => outcome?,
         };
         // After a slow renewal little of the lease may be left, so return at once. The next renewal tidies up.
@@ -33,9 +37,9 @@ impl EtcdStore {
         Ok(from_state::renewed(committed.answer, Now::unix(committed.now_ms)))
     }
 
-    /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, and the lock is
-    /// held under that lease.
-    fn keep_alive_holder(&mut self, key: &Key, token: &Token) -> Result<bool, Failure> {
+    /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, the lock is held
+    /// under that lease, and the lease lasts for `ttl` at least (`None`: as long as it is).
+    fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });
         let before = self.read(&scope, deadline)?;
@@ -46,10 +50,17 @@ impl EtcdStore {
         if let Some(failure) = Failure::of_response(kept) {
             return Err(failure);
         }
-        let is_alive = api::read::<LeaseMessage>(&kept.body)?.result.ttl > 0;
+        let lasts = api::read::<LeaseMessage>(&kept.body)?.result.ttl;
+        let lasts = Duration::from_secs(u64::try_from(lasts).unwrap_or(0));
+        let is_long_enough = match ttl {
+            Some(Ttl::Lasts(ttl)) => lasts >= ttl,
+            // No lease of etcd lasts for ever.
+            Some(Ttl::None) => false,
+            None => !lasts.is_zero(),
+        };
         let after = scope.read(transacted(read)?)?;
         let is_same =
             after.member_and_term == before.member_and_term && after.record_revision == before.record_revision;
-        Ok(is_ours && is_alive && is_same && after.lease_of(token) == Some(lease))
+        Ok(is_ours && is_long_enough && is_same && after.lease_of(token) == Some(lease))
     }
 }

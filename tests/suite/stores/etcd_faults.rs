@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::hand::{acquire, break_lock, holders, is_held, release, token};
+use crate::support::hand::{acquire, break_lock, holders, is_held, release, renew, token};
 use crate::support::processes::send;
 use crate::support::proxy::Mode;
 use crate::support::tls::Certificates;
@@ -84,6 +84,14 @@ fn log_ins_that_are_forgotten() {
     waiter.wait().exited(0).printed("ran\n").silent();
 }
 
+/// Raises the alarm of a full database, or disarms it.
+fn set_full(etcd: &Etcd, is_full: bool) {
+    let status = etcd.ask("/v3/maintenance/status", &json!({}));
+    let action = if is_full { "ACTIVATE" } else { "DEACTIVATE" };
+    let alarm = json!({ "action": action, "memberID": status["header"]["member_id"], "alarm": "NOSPACE" });
+    etcd.ask("/v3/maintenance/alarm", &alarm);
+}
+
 // "No space": no lock can be acquired, and the message says what to do; but held locks stay held, and their runs end as their commands end.
 #[test]
 fn the_database_is_full() {
@@ -92,17 +100,31 @@ fn the_database_is_full() {
     let call = Lockrun::new(&store).key("held").args(["--ttl", "3s", "--store-timeout", "500ms"]);
     let mut holder = call.sh("echo ready; read line || :; exit 7").with_open_input();
     holder.run.wait_for_line("ready");
-    let status = etcd.ask("/v3/maintenance/status", &json!({}));
-    let alarm =
-        |action: &str| json!({ "action": action, "memberID": status["header"]["member_id"], "alarm": "NOSPACE" });
-    etcd.ask("/v3/maintenance/alarm", &alarm("ACTIVATE"));
+    set_full(etcd, true);
     run(&store.url()).exited(69).printed("").said("its database is full");
     let doctor = Lockrun::bare().args(["doctor", "--store", &store.url()]).run().exited(69);
     assert!(doctor.stdout().contains("NOSPACE"), "{doctor}");
     stays_true_for(Duration::from_secs(5), "it is held", || is_held(&store, "held"));
-    etcd.ask("/v3/maintenance/alarm", &alarm("DEACTIVATE"));
+    set_full(etcd, false);
     holder.finish().exited(7).silent();
     run(&store.url()).exited(0).printed("ran\n").silent();
+}
+
+// A lease in a full database keeps its length. So a renewal for longer fails, and one for no longer succeeds.
+#[test]
+fn no_lease_becomes_longer_in_a_full_database() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let held = token(&store, "k", &["--ttl", "60s"]);
+    set_full(etcd, true);
+    for ttl in ["10m", "none"] {
+        renew(&store, "k", &held, &["--ttl", ttl]).exited(69).printed("").said("its database is full");
+    }
+    for options in [&[][..], &["--ttl", "60s"]] {
+        renew(&store, "k", &held, options).exited(0).silent();
+    }
+    set_full(etcd, false);
+    renew(&store, "k", &held, &["--ttl", "10m"]).exited(0).silent();
 }
 
 // "A compaction of the watch": lockrun does not need the history.
