@@ -40,9 +40,9 @@ impl NewLeases {
         *self.leases.entry((token.as_str().to_owned(), seconds)).or_insert_with(number)
     }
 
-    /// Notes that the leases of a change were created.
-    pub(super) fn note(&mut self, change: &Change) {
-        self.created.extend(change.leases());
+    /// Notes that a lease was created.
+    pub(super) fn note(&mut self, lease: i64) {
+        self.created.push(lease);
     }
 
     /// Returns the created leases that an operation does not use after all.
@@ -262,11 +262,15 @@ impl Change {
         self.grants.iter().map(|(lease, _)| *lease).collect()
     }
 
+    /// Returns the leases to create that do not exist yet, with their seconds.
+    pub(super) fn new_grants(&self, leases: &NewLeases) -> impl Iterator<Item = &(i64, u64)> {
+        self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease))
+    }
+
     /// Returns the requests that make the change; the last is the transaction. It also reads the lock: as it was found if the
     /// change is not made, and as the change leaves it if it [`reads_back`](Change::reads_back).
     pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {
-        let new = self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease));
-        let grants = new.map(|(lease, seconds)| api::grant(*lease, *seconds));
+        let grants = self.new_grants(leases).map(|(lease, seconds)| api::grant(*lease, *seconds));
         let reads = scope.operations();
         let changes = self.operations.iter().chain(reads.iter().filter(|_| self.reads_back));
         grants.chain([api::transaction(&self.compare, changes, &reads)]).collect()

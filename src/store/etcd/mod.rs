@@ -19,6 +19,7 @@ mod http;
 mod keys;
 mod listing;
 mod operation;
+mod pauses;
 mod renewal;
 mod url;
 mod waiting;

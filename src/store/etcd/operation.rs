@@ -2,9 +2,6 @@
 //! another operation was quicker; then this one starts again with what the other has left.
 
 use std::thread;
-use std::time::Duration;
-
-use uuid::Uuid;
 
 use super::EtcdStore;
 use super::api::{self, Transacted};
@@ -15,6 +12,7 @@ use super::failure::Failure;
 use super::found::{FIRST_WAITERS, Found, GROWTH_FACTOR, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
+use super::pauses::Pauses;
 use super::waiting::{self, Look};
 use crate::lock::claim::Claim;
 use crate::lock::key::Key;
@@ -84,11 +82,32 @@ impl EtcdStore {
         &mut self,
         subject: Subject<'_>,
         deadline: Moment,
+        rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        let mut leases = NewLeases::default();
+        let operated = self.operate_with(&mut leases, subject, deadline, rules);
+        if let Err(failure) = &operated
+            && !self.client.may_be_done
+        {
+            self.unused_leases.extend(leases.without(&[]));
+            // Any other failure may pass, and then the next operation tidies up.
+            if !failure.is_transient() {
+                self.revoke_unused_leases();
+            }
+        }
+        operated
+    }
+
+    /// Does the same with these new leases.
+    fn operate_with<T>(
+        &mut self,
+        leases: &mut NewLeases,
+        subject: Subject<'_>,
+        deadline: Moment,
         mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.client.begin();
         let mut scope = self.scope(subject);
-        let mut leases = NewLeases::default();
         let mut pauses = Pauses::default();
         let mut basis = match self.recall(subject) {
             Some(basis) => basis,
@@ -135,7 +154,7 @@ impl EtcdStore {
                 // Waiters that join at the same time must conflict, so that no more join than are allowed.
                 forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
-            let change = draft.change(&mut leases);
+            let change = draft.change(leases);
             let waits =
                 subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
             if change.is_empty() {
@@ -145,7 +164,7 @@ impl EtcdStore {
                     continue;
                 }
             } else {
-                let transacted = self.commit(&change, &scope, &mut leases, deadline)?;
+                let transacted = self.commit(&change, &scope, leases, deadline)?;
                 if !transacted.succeeded {
                     let may_have_joined = self.client.may_be_done && change.own_row.is_some();
                     let fresh = if may_have_joined {
@@ -175,7 +194,7 @@ impl EtcdStore {
                 self.remember(subject, &change, transacted, &scope);
             }
             self.client.may_be_done = false;
-            self.note_leases(change, leases, &basis.found);
+            self.note_leases(change, std::mem::take(leases), &basis.found);
             self.note_own_row(subject, waits.is_some(), &basis.found);
             return Ok(Committed { answer: applied.answer, now_ms, waits });
         }
@@ -239,17 +258,18 @@ impl EtcdStore {
         leases: &mut NewLeases,
         deadline: Moment,
     ) -> Result<Transacted, Failure> {
+        let new: Vec<i64> = change.new_grants(leases).map(|(lease, _)| *lease).collect();
         let responses = self.client.exchange(&change.requests(scope, leases), Effect::Writes, deadline)?;
         let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
-        for grant in grants {
+        for (grant, lease) in grants.iter().zip(new) {
             match Failure::of_response(grant) {
                 // An earlier attempt has created it.
                 Some(Failure::Refused(refusal)) if refusal.lease_exists() => {}
                 Some(failure) => return Err(failure),
                 None => {}
             }
+            leases.note(lease);
         }
-        leases.note(change);
         // If the answer cannot be read, the transaction may or may not have been carried out.
         transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
     }
@@ -282,39 +302,6 @@ impl EtcdStore {
         };
         let names = Names::new(&self.client.cluster.prefix, subject.key);
         Scope { names, own_row, limit: if subject.needs_all_waiters { 0 } else { FIRST_WAITERS } }
-    }
-}
-
-/// The pauses of an operation that loses against others: random, and longer each time, because there may be many others. They
-/// are shorter for an urgent operation.
-#[derive(Default)]
-struct Pauses {
-    tried: u32,
-}
-
-impl Pauses {
-    /// How often an urgent operation tries again without a pause.
-    const AT_ONCE: u32 = 2;
-    /// The longest first pause (at least a round trip), the longest of all, and the longest of an urgent operation.
-    const FIRST: Duration = Duration::from_millis(20);
-    const MOST: Duration = Duration::from_millis(1500);
-    const MOST_URGENT: Duration = Duration::from_millis(100);
-
-    /// Returns the next pause, if the time `left` allows another attempt, which takes a `round_trip`.
-    fn next(&mut self, is_urgent: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
-        if left <= round_trip {
-            return None;
-        }
-        self.tried += 1;
-        let skipped = if is_urgent { Self::AT_ONCE } else { 0 };
-        if self.tried <= skipped {
-            return Some(Duration::ZERO);
-        }
-        let first = Self::FIRST.max(round_trip);
-        let most = if is_urgent { Self::MOST_URGENT } else { Self::MOST };
-        let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
-        let random = Uuid::new_v4().as_u64_pair().1 % 1000;
-        Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(left / 2))
     }
 }
 

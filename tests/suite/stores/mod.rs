@@ -5,6 +5,7 @@ mod directory;
 mod etcd_faults;
 mod etcd_members;
 mod etcd_unanswered;
+mod etcd_users;
 mod failover;
 mod failover_listing;
 mod group;

@@ -1,0 +1,66 @@
+//! How an operation that loses against others gives way to them.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+/// The pauses of an operation that loses against others: random, and longer each time, because there may be many others. They
+/// are shorter for an urgent operation.
+#[derive(Default)]
+pub(super) struct Pauses {
+    tried: u32,
+}
+
+impl Pauses {
+    /// How often an urgent operation tries again without a pause.
+    const AT_ONCE: u32 = 2;
+    /// The longest first pause (at least a round trip), the longest of all, and the longest of an urgent operation.
+    const FIRST: Duration = Duration::from_millis(20);
+    const MOST: Duration = Duration::from_millis(1500);
+    const MOST_URGENT: Duration = Duration::from_millis(100);
+
+    /// How many round trips the next attempt may take: it reads and writes, and one of the two may take longer.
+    const ROUND_TRIPS: u32 = 3;
+
+    /// Returns the next pause, if the time `left` allows another attempt.
+    pub(super) fn next(&mut self, is_urgent: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
+        let spare = left.checked_sub(round_trip * Self::ROUND_TRIPS)?;
+        self.tried += 1;
+        let skipped = if is_urgent { Self::AT_ONCE } else { 0 };
+        if self.tried <= skipped {
+            return Some(Duration::ZERO);
+        }
+        let first = Self::FIRST.max(round_trip);
+        let most = if is_urgent { Self::MOST_URGENT } else { Self::MOST };
+        let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
+        let random = Uuid::new_v4().as_u64_pair().1 % 1000;
+        Some((longest * u32::try_from(random).unwrap_or(0) / 1000).min(spare / 2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn a_pause_leaves_time_to_read_and_to_write() {
+        for is_urgent in [false, true] {
+            for left in (0..2000).map(Duration::from_millis) {
+                let mut pauses = Pauses::default();
+                let pause = std::iter::from_fn(|| pauses.next(is_urgent, ROUND_TRIP, left)).take(8).max();
+                let after = pause.map(|pause| left.saturating_sub(pause));
+                assert!(after.is_none_or(|after| after >= 2 * ROUND_TRIP), "{left:?} {pause:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_urgent_operation_tries_again_at_once() {
+        let left = Duration::from_secs(1);
+        let mut pauses = Pauses::default();
+        assert!((0..Pauses::AT_ONCE).all(|_| pauses.next(true, ROUND_TRIP, left) == Some(Duration::ZERO)));
+        assert!(pauses.next(true, ROUND_TRIP, left).is_some_and(|pause| pause <= Pauses::MOST_URGENT));
+    }
+}
