@@ -11,6 +11,7 @@ use super::url::Cluster;
 use crate::net::tls::certificate_alert;
 use crate::store::{StoreError, Trouble};
 use crate::text::escape::escaped;
+use crate::text::shell;
 
 /// Why a request failed.
 #[derive(Clone, Debug)]
@@ -31,10 +32,12 @@ pub(super) enum Failure {
     Proxy(u16),
     /// The member rejects our certificate, with this TLS alert.
     BadCertificate(String),
+    /// The member rejects our certificate because it has a common name, which could be taken for a user's.
+    CommonName,
     /// etcd has rejected the request.
     Refused(Refusal),
-    /// What is stored of this lock cannot be read.
-    Broken(String),
+    /// What is stored of this lock under an etcd `key` cannot be read.
+    Broken { key: String, why: String },
     /// Others changed the lock before each of our attempts.
     Contended,
     /// The fence of this lock, which is this number, cannot grow.
@@ -90,6 +93,30 @@ impl Refusal {
         self.code == NOT_FOUND
     }
 
+    /// Returns what to do about it, after a semicolon; empty if that is not known.
+    fn advice(&self) -> &'static str {
+        let says = |words: &str| self.message.contains(words);
+        match self.code {
+            _ if self.is_no_space() => {
+                "; its database is full: compact and defragment it, then disarm the alarm (see `etcdctl alarm list`)"
+            }
+            _ if says("corrupt") => {
+                "; the members' data differ: replace the member that `etcdctl alarm list` names, then disarm the alarm"
+            }
+            _ if says("learner") => "; it is a learner: name the members that vote in the store's URL",
+            _ if says("authentication is not enabled") => {
+                "; remove the user and the password from the store's URL, or enable authentication"
+            }
+            PERMISSION_DENIED => "; grant the user's role the rights to read and write the keys under the prefix",
+            INVALID_ARGUMENT | FAILED_PRECONDITION if says("auth") => {
+                "; check the user and the password in the store's URL"
+            }
+            _ if says("user name is empty") => "; name a user and its password in the store's URL",
+            UNAVAILABLE | DEADLINE_EXCEEDED => "; see whether a majority of its members is up",
+            _ => "",
+        }
+    }
+
     /// Returns whether the lease exists already.
     pub(super) fn lease_exists(&self) -> bool {
         self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
@@ -129,8 +156,9 @@ impl Failure {
         let refused = api::read::<Refused>(&response.body).unwrap_or_default();
         let message = if refused.error.is_empty() { refused.message } else { refused.error };
         if message.is_empty() || refused.code == 0 {
-            // The answer is not from etcd's gateway.
-            return Some(Failure::Proxy(response.status));
+            // The answer is not from etcd's gateway, but from etcd itself or from a proxy.
+            let is_about_name = response.status == 400 && response.body.starts_with(b"CommonName ");
+            return Some(if is_about_name { Failure::CommonName } else { Failure::Proxy(response.status) });
         }
         Some(Failure::Refused(Refusal { code: refused.code, message }))
     }
@@ -158,12 +186,8 @@ impl Failure {
 
     /// Returns whether the request may have been carried out all the same.
     pub(super) fn leaves_outcome_open(&self) -> bool {
-        match self {
-            Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => true,
-            // A proposal that timed out may still be accepted.
-            Failure::Refused(refusal) => refusal.is_passing(),
-            _ => false,
-        }
+        // A proposal that timed out may still be accepted.
+        self.is_of_member() && !matches!(self, Failure::Unreachable(_))
     }
 
     /// Returns whether the database is full.
@@ -212,30 +236,58 @@ impl Failure {
             Failure::BadCertificate(alert) => anyhow!(
                 "{cluster} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
             ),
-            Failure::Broken(what) => anyhow!("its record in {cluster} is broken, so nobody gets it: {}", escaped(what)),
+            Failure::CommonName => anyhow!(
+                "{cluster} rejects the client's certificate because it has a common name; use one without (cert=FILE and key=FILE \
+                 in the store's URL)"
+            ),
+            Failure::Broken { key, why } => anyhow!(
+                "its record in {cluster} is broken, so nobody gets it: {}; when nothing runs under the lock, delete this key: \
+                 etcdctl del {}",
+                escaped(why),
+                escaped(&shell::word(key))
+            ),
             Failure::Contended => anyhow!("others have changed the lock in {cluster} all the time; try again"),
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {cluster} is {last}, and cannot grow any more; use another key")
             }
             Failure::Refused(refusal) => {
-                let advice = match refusal.code {
-                    _ if refusal.is_no_space() => {
-                        "; its database is full: compact and defragment it, then disarm the alarm (see `etcdctl alarm list`)"
-                    }
-                    PERMISSION_DENIED => {
-                        "; grant the user's role the rights to read and write the keys under the prefix"
-                    }
-                    INVALID_ARGUMENT | FAILED_PRECONDITION if refusal.message.contains("auth") => {
-                        "; check the user and the password in the store's URL"
-                    }
-                    _ if refusal.message.contains("user name is empty") => {
-                        "; name a user and its password in the store's URL"
-                    }
-                    UNAVAILABLE | DEADLINE_EXCEEDED => "; see whether a majority of its members is up",
-                    _ => "",
-                };
+                let advice = refusal.advice();
                 anyhow!("{cluster} rejects the request: {}{advice}", escaped(&refusal.message))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::etcd::url::parse;
+
+    /// Returns the message about an answer with this body.
+    fn said(status: u16, body: &str) -> String {
+        let response = Response { status, date: None, body: body.into() };
+        let failure = Failure::of_response(&response).expect("is a failure");
+        failure.explain(&parse("etcd://db").expect("is a URL")).to_string()
+    }
+
+    #[test]
+    fn a_certificate_with_a_common_name_is_recognised() {
+        let body = "CommonName of client sending a request against gateway will be ignored and not used as expected\n";
+        assert!(said(400, body).contains("because it has a common name; use one without"));
+        assert!(said(400, "Bad Request").contains("HTTP status 400"));
+    }
+
+    #[test]
+    fn a_rejection_says_what_to_do() {
+        for (code, message, advice) in [
+            (9, "authentication is not enabled", "remove the user and the password"),
+            (3, "authentication failed, invalid user ID or password", "check the user and the password"),
+            (14, "rpc not supported for learner", "name the members that vote"),
+            (14, "no leader", "see whether a majority"),
+            (15, "corrupt cluster", "replace the member that"),
+        ] {
+            let said = said(500, &format!(r#"{{"error":"etcdserver: {message}","code":{code}}}"#));
+            assert!(said.contains(advice), "{said}");
         }
     }
 }

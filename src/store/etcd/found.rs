@@ -132,7 +132,7 @@ impl Scope {
             member_and_term: (transacted.header.member_id, transacted.header.raft_term),
             revision: transacted.header.revision,
             record_revision: record.mod_revision,
-            stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record.value)? },
+            stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record)? },
             lives: lives.kvs.iter().filter_map(|kv| Life::read(kv, &self.names.lives)).collect(),
             rows,
             has_all_rows: !queue.more,
@@ -147,13 +147,13 @@ fn count(range: &Range) -> u64 {
 }
 
 /// Reads the record of a lock.
-pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
-    let broken = |what: &str| Failure::Broken(what.to_owned());
+fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
+    let broken = |why: &str| Failure::Broken { key: record.key.clone(), why: why.to_owned() };
     // serde would also read a structure from an array of its fields, which lockrun never writes.
-    if !record.starts_with('{') {
+    if !record.value.starts_with('{') {
         return Err(broken("it is no JSON object"));
     }
-    let state: LockState = serde_json::from_str(record).map_err(|error| broken(&error.to_string()))?;
+    let state: LockState = serde_json::from_str(&record.value).map_err(|error| broken(&error.to_string()))?;
     if state.holders.iter().any(|holder| holder.lease.is_none()) {
         return Err(broken("a holder has no lease"));
     }
@@ -178,11 +178,11 @@ impl RowValue {
 impl Row {
     /// Reads a row.
     pub(super) fn read(kv: &KeyValue) -> Result<Self, Failure> {
-        let value = serde_json::from_str(&kv.value);
+        let broken = |error: serde_json::Error| Failure::Broken { key: kv.key.clone(), why: error.to_string() };
         Ok(Row {
             name: kv.key.clone(),
             revision: kv.mod_revision,
-            value: value.map_err(|error| Failure::Broken(format!("a row of its queue: {error}")))?,
+            value: serde_json::from_str(&kv.value).map_err(broken)?,
             lease: kv.lease,
         })
     }

@@ -35,7 +35,9 @@ impl EtcdStore {
             counter.add(1);
             match self.status_of(&key) {
                 Ok(status) => listing.found.extend(status),
-                Err(failure @ Failure::Broken(_)) => listing.unreadable.push(self.explain_of("read", &key, &failure)),
+                Err(failure @ Failure::Broken { .. }) => {
+                    listing.unreadable.push(self.explain_of("read", &key, &failure));
+                }
                 Err(failure) => return Err(self.explain(&failure)),
             }
         }
@@ -127,7 +129,7 @@ impl Prune for EtcdStore {
             match self.prune_key(&key, unused_for, really) {
                 Ok(true) => listing.found.push(key),
                 Ok(false) => {}
-                Err(failure @ (Failure::Broken(_) | Failure::Contended)) => {
+                Err(failure @ (Failure::Broken { .. } | Failure::Contended)) => {
                     listing.unreadable.push(self.explain_of("prune", &key, &failure));
                 }
                 Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => {

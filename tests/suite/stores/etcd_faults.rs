@@ -1,4 +1,4 @@
-//! Faults of etcd alone, besides those of every store's server: a full database, TLS, a compaction.
+//! Faults of etcd alone, besides those of every store's server: a full database, TLS, a compaction, broken records.
 
 use std::time::Duration;
 
@@ -289,4 +289,22 @@ fn more_can_have_the_lock_than_a_transaction_holds() {
     waiter.wait_for_stderr("waiting");
     release(&store, "k", &held).exited(0);
     waiter.wait().exited(0).printed("ran\n");
+}
+
+// "A broken record is an error, never a free lock" (69). The message says which key of etcd is broken.
+#[test]
+fn a_broken_record_is_named() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    run(&store.url()).exited(0);
+    for key in ["lockrun/state/k", "lockrun/queue/k/0000000000000001-x"] {
+        etcd.put(key, "no JSON");
+        for name in ["status", "break", "prune"] {
+            let output = Lockrun::other(name, &store).key("k").run().exited(69);
+            output.said(&format!("etcdctl del {key}\n"));
+        }
+        run(&store.url()).exited(69).printed("").said(&format!("etcdctl del {key}\n"));
+        etcd.delete(key);
+        run(&store.url()).exited(0).printed("ran\n").silent();
+    }
 }

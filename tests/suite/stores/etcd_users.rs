@@ -44,6 +44,7 @@ fn users_and_their_rights() {
     let etcd = Etcd::of(1);
     add_user(&etcd, "jobs", "lockrun");
     add_user(&etcd, "others", "others");
+    run(&url(&etcd, "jobs:secret@", "")).exited(69).printed("").said("remove the user and the password");
     enable_users(&etcd);
     run(&url(&etcd, "jobs:secret@", "")).exited(0).printed("ran\n").silent();
     run(&url(&etcd, "others:secret@", "?prefix=others")).exited(0).printed("ran\n").silent();
