@@ -45,12 +45,21 @@ pub(super) struct Range {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Header {
+    #[serde(deserialize_with = "word")]
+    pub(super) cluster_id: String,
     #[serde(deserialize_with = "number")]
     pub(super) revision: i64,
     #[serde(deserialize_with = "word")]
     pub(super) member_id: String,
     #[serde(deserialize_with = "word")]
     pub(super) raft_term: String,
+}
+
+/// Any answer but those of a stream.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Answer {
+    pub(super) header: Header,
 }
 
 /// The answer to a transaction.

@@ -2,6 +2,7 @@
 
 mod broken_records;
 mod directory;
+mod etcd_clusters;
 mod etcd_faults;
 mod etcd_members;
 mod etcd_unanswered;

@@ -86,6 +86,19 @@ impl Etcd {
         eventually(LONG, "etcd is ready", || self.log_in("root").is_some());
     }
 
+    /// Replaces a cluster of one member by one that is restored from a snapshot of it.
+    pub(crate) fn restore(&self) {
+        let [member] = &self.members[..] else { panic!("one member") };
+        member.control(&["--endpoints", &format!("127.0.0.1:{}", member.port), "snapshot", "save", "snapshot"]);
+        member.kill();
+        std::fs::remove_dir_all(member.directory.path().join("data")).expect("the old data are removed");
+        let peer = format!("http://127.0.0.1:{}", member.peers);
+        let identity = ["--name", &member.name, "--initial-advertise-peer-urls", &peer, "--data-dir", "data"];
+        let cluster = ["--initial-cluster", &member.cluster, "--initial-cluster-token", "restored"];
+        member.control(&[&["snapshot", "restore", "snapshot"][..], &identity, &cluster].concat());
+        member.start_again();
+    }
+
     fn log_in(&self, user: &str) -> Option<String> {
         let login = json!({ "name": user, "password": "secret" });
         let answer = self.members[0].try_ask("/v3/auth/authenticate", &login).ok()?;
@@ -234,6 +247,14 @@ impl Member {
         }
         Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
         *self.server.borrow_mut() = Some(command.spawn().expect("etcd starts"));
+    }
+
+    /// Runs etcdctl in the member's directory.
+    fn control(&self, words: &[&str]) {
+        let mut command = Command::new(find_program("etcdctl"));
+        command.current_dir(self.directory.path()).args(words).env("ETCDCTL_API", "3");
+        let output = command.output().expect("etcdctl starts");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Waits until the member accepts requests. Returns false if it has ended, as when another program took the port.
