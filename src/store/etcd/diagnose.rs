@@ -1,14 +1,16 @@
 //! What would make locks in this cluster unsafe or slow.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::api;
+use super::api::{self, Header, Operation};
 use super::client::{Client, Effect};
 use super::failure::Failure;
+use super::keys::Names;
 use super::url::{Cluster, shown};
 use super::{EtcdStore, change, on};
 use crate::lock::key::Key;
@@ -20,18 +22,40 @@ use crate::sys::clock::Moment;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
+    header: Header,
     version: String,
     #[serde(rename = "dbSize")]
     size: String,
     leader: String,
     errors: Vec<String>,
+    #[serde(rename = "isLearner")]
+    is_learner: bool,
 }
 
 /// The members of the cluster.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Members {
-    members: Vec<Value>,
+    members: Vec<Member>,
+}
+
+/// A member, as the cluster knows it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Member {
+    #[serde(rename = "isLearner")]
+    is_learner: bool,
+}
+
+impl Members {
+    /// Returns the number of those that vote.
+    fn voting(&self) -> usize {
+        self.members.iter().filter(|member| !member.is_learner).count()
+    }
+
+    fn has_learners(&self) -> bool {
+        self.members.iter().any(|member| member.is_learner)
+    }
 }
 
 /// The alarms that are active.
@@ -48,20 +72,30 @@ const LARGE: u64 = 1_700_000_000;
 pub(super) fn diagnose(store: &mut EtcdStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     if let Err(failure) = look(store, &mut diagnostics) {
-        diagnostics.push(Diagnostic::unusable(store.explain(&failure).to_string(), ""));
+        let unusable = Diagnostic::unusable(store.explain(&failure).to_string(), "");
+        // The only member has failed in the same way before.
+        diagnostics.retain(|diagnostic| diagnostic.text != unusable.text);
+        diagnostics.push(unusable);
     }
     diagnostics
 }
 
 fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let timeout = store.timeout;
-    diagnostics.extend(each_member(&store.client.cluster, timeout));
+    let statuses = each_member(&store.client.cluster, timeout, diagnostics);
+    diagnostics.extend(judge_clusters(&statuses));
+    diagnostics.extend(judge_encryption(&store.client.cluster, timeout));
     let members: Members = ask(&mut store.client, &api::member_list(), timeout)?;
-    diagnostics.push(judge_size(members.members.len()));
+    diagnostics.push(judge_size(members.voting(), members.has_learners()));
+    let unanswered = store.client.cluster.members.len() - statuses.len();
+    diagnostics.extend(judge_url(&statuses, unanswered, members.voting()));
     let alarms: Alarms = ask(&mut store.client, &api::alarms(), timeout).unwrap_or_default();
     diagnostics.extend(alarms.alarms.iter().map(judge_alarm));
+    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    // A majority confirms a read, as it does each step of a lock.
+    let read = Operation::Get(Names::new(&store.client.cluster.prefix, &key).state);
     let measured = latency::diagnose(timeout, || {
-        ask::<Value>(&mut store.client, &api::transaction(&[], &[], &[]), timeout)?;
+        ask::<Value>(&mut store.client, &api::transaction(&[], [&read], &[]), timeout)?;
         Ok(Some(Duration::from_millis(store.client.now_ms())))
     });
     diagnostics.extend(measured?);
@@ -69,7 +103,6 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
     diagnostics.push(judge_least_lease(granted.ttl));
     store.unused_leases.push(lease);
-    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     diagnostics.push(trial::diagnose(store, &key));
     let _ = store.once(on(&key), |state, _| {
         *state = LockState::default();
@@ -93,12 +126,11 @@ fn ask<T: for<'a> Deserialize<'a>>(
     }
 }
 
-/// Examines each member in the URL.
-fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
-    let mut diagnostics = Vec::new();
+/// Examines each member in the URL. Returns the names and the answers of those that have answered.
+fn each_member(cluster: &Cluster, timeout: Duration, diagnostics: &mut Vec<Diagnostic>) -> Vec<(String, Status)> {
+    let mut statuses = Vec::new();
     for member in &cluster.members {
         let alone = Cluster { members: vec![member.clone()], ..cluster.clone() };
-        let name = shown(member);
         let status = match Client::new(alone.clone()) {
             Ok(mut client) => ask::<Status>(&mut client, &api::member_status(), timeout),
             Err(error) => {
@@ -107,15 +139,46 @@ fn each_member(cluster: &Cluster, timeout: Duration) -> Vec<Diagnostic> {
             }
         };
         match status {
-            Ok(status) => diagnostics.extend(judge_member(&name, &status)),
-            Err(failure) => diagnostics.push(Diagnostic::warn(
-                failure.explain(&alone).to_string(),
-                "locks work as long as a majority of the members does",
-            )),
+            Ok(status) => {
+                diagnostics.extend(judge_member(&shown(member), &status));
+                statuses.push((shown(member), status));
+            }
+            Err(failure) => {
+                let others_may_answer = failure.is_of_member() && cluster.members.len() > 1;
+                let advice =
+                    if others_may_answer { "locks work as long as a majority of the members does" } else { "" };
+                diagnostics.push(Diagnostic::warn(failure.explain(&alone).to_string(), advice));
+            }
         }
     }
-    diagnostics.extend(judge_encryption(cluster, timeout));
-    diagnostics
+    statuses
+}
+
+/// Judges whether all members that have answered belong to one cluster.
+fn judge_clusters(statuses: &[(String, Status)]) -> Option<Diagnostic> {
+    let mut clusters: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, status) in statuses {
+        clusters.entry(&status.header.cluster_id).or_default().push(name);
+    }
+    let lists: Vec<String> = clusters.values().map(|names| names.join(", ")).collect();
+    (lists.len() > 1).then(|| {
+        Diagnostic::fail(
+            format!("the members in the URL belong to {} clusters: {}", lists.len(), lists.join("; ")),
+            "two runs can hold one lock, each in another cluster; name only the members of one cluster",
+        )
+    })
+}
+
+/// Judges whether the URL names all of so many `voting` members, of which some in the URL have not answered.
+fn judge_url(statuses: &[(String, Status)], unanswered: usize, voting: usize) -> Option<Diagnostic> {
+    let named = statuses.iter().filter(|(_, status)| !status.is_learner);
+    let named: BTreeSet<&str> = named.map(|(_, status)| status.header.member_id.as_str()).collect();
+    (named.len() + unanswered < voting).then(|| {
+        Diagnostic::note(
+            format!("the URL names {} of the {voting} members", named.len() + unanswered),
+            "lockrun asks no other member if those are away; name all members, unless the URL names a load balancer",
+        )
+    })
 }
 
 /// Judges whether anybody could listen on the way to the members.
@@ -138,6 +201,12 @@ fn judge_member(name: &str, status: &Status) -> Vec<Diagnostic> {
     } else {
         Diagnostic::ok(format!("the member {name} runs etcd {}", status.version))
     }];
+    if status.is_learner {
+        diagnostics.push(Diagnostic::warn(
+            format!("the member {name} is a learner"),
+            "it answers no request for a lock; name only members that vote",
+        ));
+    }
     let old = status.version.split('.').map(|part| part.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>() < vec![3, 4];
     if old {
         diagnostics.push(Diagnostic::warn(
@@ -156,18 +225,20 @@ fn judge_member(name: &str, status: &Status) -> Vec<Diagnostic> {
     diagnostics
 }
 
-fn judge_size(members: usize) -> Diagnostic {
-    let majority = members / 2 + 1;
-    match members {
+/// Judges the number of members that vote.
+fn judge_size(voting: usize, has_learners: bool) -> Diagnostic {
+    let majority = voting / 2 + 1;
+    let besides = if has_learners { " besides learners, which do not vote" } else { "" };
+    match voting {
         1 => Diagnostic::note(
-            "the cluster has one member",
+            format!("the cluster has one member{besides}"),
             "while that is away, no lock can be acquired or renewed; three members survive the loss of one",
         ),
         2 => Diagnostic::warn(
-            "the cluster has two members",
+            format!("the cluster has two members{besides}"),
             "both are needed: it is no safer than one; three members survive the loss of one",
         ),
-        _ => Diagnostic::ok(format!("the cluster has {members} members, of which {majority} are needed")),
+        _ => Diagnostic::ok(format!("the cluster has {voting} members{besides}, of which {majority} are needed")),
     }
 }
 
@@ -190,6 +261,10 @@ fn judge_alarm(alarm: &Value) -> Diagnostic {
         "NOSPACE" => Diagnostic::unusable(
             "the alarm NOSPACE is active: the database is full, and no lock can be acquired",
             "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`",
+        ),
+        "CORRUPT" => Diagnostic::unusable(
+            "the alarm CORRUPT is active: the members' data differ, and no lock can be acquired",
+            "replace the member that `etcdctl alarm list` names, then disarm the alarm with `etcdctl alarm disarm`",
         ),
         kind => Diagnostic::fail(format!("the alarm {kind} is active"), "see `etcdctl alarm list`"),
     }

@@ -3,6 +3,7 @@
 mod breaking;
 mod by_hand;
 mod doctor;
+mod doctor_etcd;
 mod doctor_postgres;
 mod doctor_schema;
 mod kept;

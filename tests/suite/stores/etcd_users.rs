@@ -56,6 +56,10 @@ fn users_and_their_rights() {
     run(&url(&etcd, "", "")).exited(69).printed("").said("name a user and its password");
     let wrong = run(&url(&etcd, "jobs:wrong@", "")).exited(69).printed("").said("check the user and the password");
     assert!(!wrong.stderr().contains("wrong@"), "{wrong}");
+    // A single member fails once, and no other can answer instead.
+    let doctor = Lockrun::bare().args(["doctor", "--store", &url(&etcd, "jobs:wrong@", "")]).run().exited(69);
+    assert_eq!(doctor.stdout().matches("check the user and the password").count(), 1, "{doctor}");
+    assert!(!doctor.stdout().contains("majority"), "{doctor}");
     let doctor = Lockrun::bare().args(["doctor", "--store", &url(&etcd, "jobs:secret@", "")]).run();
     assert!(doctor.exited(0).stdout().contains("acquired"));
 }
