@@ -50,6 +50,9 @@ const DRIFT: u32 = 100;
 /// Subtracted from every lease in addition to the drift, for the resolution of clocks and timers.
 const CLOCK_SLACK: Duration = Duration::from_millis(10);
 
+/// The shortest pause after a renewal without a reply.
+const RETRY_MIN: Duration = Duration::from_millis(20);
+
 /// The time spans of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -137,7 +140,7 @@ impl Terms {
 
     /// Returns the pause after a renewal without a reply: short compared with the lease, but not a busy loop.
     fn retry_after(&self) -> Duration {
-        (self.renew_every / 8).clamp(Duration::from_millis(20), Duration::from_secs(1))
+        (self.renew_every / 8).clamp(RETRY_MIN, Duration::from_secs(1))
     }
 }
 
@@ -186,8 +189,20 @@ impl Lease {
         } else if now >= self.renew_at {
             Due::Renew
         } else {
-            Due::Sleep(self.renew_at)
+            Due::Sleep(self.renew_at.min(self.deadline.term_at))
         }
+    }
+
+    /// Returns when to try again after a renewal without a reply, which was given up at `now`. The pauses become shorter as TERM comes
+    /// closer: a store that answers again at the last moment still saves COMMAND.
+    fn retry_at(&self, now: Moment) -> Moment {
+        let left = self.deadline.term_at.since(now);
+        now + self.terms.retry_after().min((left / 2).max(RETRY_MIN))
+    }
+
+    /// Returns when TERM is due unless the lease is renewed.
+    pub fn term_at(&self) -> Moment {
+        self.deadline.term_at
     }
 
     /// Records the reply, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the reply moved it.
@@ -198,7 +213,7 @@ impl Lease {
         }
         match answer {
             RenewalAnswer::NotMine => self.lost = true,
-            RenewalAnswer::Unknown => self.renew_at = now + self.terms.retry_after(),
+            RenewalAnswer::Unknown => self.renew_at = self.retry_at(now),
             RenewalAnswer::Mine => {
                 let deadline = self.terms.deadline(sent_at);
                 if deadline.horizon > self.deadline.horizon {
@@ -276,6 +291,24 @@ mod tests {
         assert_eq!(lease.due(at(15_000)), Due::Sleep(at(16_000)));
         assert_eq!(lease.due(at(16_000)), Due::Renew);
         assert_eq!(lease.answered(at(16_000), RenewalAnswer::Mine, at(16_001)), Some(terms().deadline(at(16_000))));
+    }
+
+    #[test]
+    fn without_an_answer_it_is_tried_more_often_before_term_and_given_up_when_term_is_due() {
+        let mut lease = Lease::granted(terms(), at(0));
+        let mut attempts = Vec::new();
+        let mut now = at(17_000);
+        while lease.due(now) != Due::Stop {
+            attempts.push(now);
+            lease.answered(now, RenewalAnswer::Unknown, now);
+            match lease.due(now) {
+                Due::Sleep(until) => now = until,
+                due => panic!("{due:?} without a pause"),
+            }
+        }
+        let before_term: Vec<u128> = attempts.iter().map(|attempt| at(18_690).since(*attempt).as_millis()).collect();
+        assert_eq!(before_term, [1_690, 845, 422, 211, 105, 52, 26, 6]);
+        assert_eq!(now, at(18_690), "not later than TERM");
     }
 
     #[test]

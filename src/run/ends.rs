@@ -80,8 +80,12 @@ impl Run<'_> {
         let _ = thread::Builder::new().spawn(move || reporter.report(Event::Failed { why: &why }));
     }
 
-    /// Returns the events that report how COMMAND ended.
-    pub(super) fn end_events(&self, finished: Finished) -> impl Iterator<Item = Event<'static>> + Clone {
+    /// Returns the events that report the loss of the lease for the reason `lost`, if there is one, and how COMMAND ended.
+    pub(super) fn end_events<'e>(
+        &self,
+        finished: Finished,
+        lost: Option<&'e str>,
+    ) -> impl Iterator<Item = Event<'e>> + Clone + use<'e> {
         let reason = match finished.why {
             Some(StopReason::Lost) => Some(Reason::Lost),
             Some(StopReason::TimedOut) => Some(Reason::TimedOut(self.plan.max_runtime.unwrap_or_default())),
@@ -89,7 +93,8 @@ impl Run<'_> {
             Some(StopReason::Orphaned) => Some(Reason::Orphaned),
             Some(StopReason::LeftBehind) | None => None,
         };
-        reason.map(Event::Killed).into_iter().chain([Event::Finished(finished.command)])
+        let lost = lost.map(|why| Event::Lost { why, stops: finished.why == Some(StopReason::Lost) });
+        lost.into_iter().chain(reason.map(Event::Killed)).chain([Event::Finished(finished.command)])
     }
 
     /// Returns a hint at what the user most likely meant by a program that does not exist, beginning with a semicolon; or nothing.

@@ -124,8 +124,13 @@ impl<'a> Run<'a> {
         let renewer = self.renew(&store, &grant, &running, renewer);
         let finished =
             running.until_the_end(signals, &|pids| self.report_stuck(pids)).context("cannot wait for the command")?;
-        let mut store = store.take_back();
-        self.finish(&mut *store, finished, self.release_after(finished, granted_at));
+        let ended_at = Moment::now();
+        if let Some(renewer) = &renewer {
+            renewer.stop();
+        }
+        let (mut store, lease) = store.take_back();
+        let lost = lease.and_then(|lease| self.unreported_loss(&lease, finished, ended_at));
+        self.finish(&mut *store, finished, self.release_after(finished, granted_at), lost.as_deref());
         // Only after the release, so that no waiter waits for the thread to end.
         renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(Outcome::of(finished))

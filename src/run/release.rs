@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Run;
 use super::outcome::Outcome;
+use super::renewal::Renewal;
 use super::start::NotStarted;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
@@ -12,11 +13,20 @@ use crate::supervise::{Finished, StopReason};
 use crate::sys::clock::Moment;
 
 impl Run<'_> {
-    /// Releases the lock, and reports how COMMAND ended.
-    pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release) {
+    /// Returns why the `lease` was lost, if it was, of a COMMAND that ended at `ended_at`. The renewer has not reported the loss: it was
+    /// still waiting for an answer of the store, or the guardian noticed first that TERM was due.
+    pub(super) fn unreported_loss(&self, lease: &Renewal, finished: Finished, ended_at: Moment) -> Option<String> {
+        let is_lost =
+            if self.plan.kill_on_lost { finished.why == Some(StopReason::Lost) } else { lease.is_lost_at(ended_at) };
+        is_lost.then(|| lease.why_lost())
+    }
+
+    /// Releases the lock, and reports how COMMAND ended, and before that the loss of the lease if nothing has reported it yet: `lost` is
+    /// the reason.
+    pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, lost: Option<&str>) {
         let is_lost = finished.why == Some(StopReason::Lost);
         let how = if is_lost { Release::at_once(finished.command) } else { how };
-        let events = self.end_events(finished);
+        let events = self.end_events(finished, lost);
         events.clone().for_each(|event| self.reporter.log(&event));
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
         let released = (!finished.stuck).then(|| store.release(&self.claim.key, &self.claim.token, how));

@@ -66,7 +66,13 @@ impl Renewal {
         self.answered(now, Err(anyhow::anyhow!("lockrun is stopped")), now);
     }
 
-    fn why_lost(&self) -> String {
+    /// Returns whether the lease was lost at `at`, or the store has refused to renew it since.
+    pub fn is_lost_at(&self, at: Moment) -> bool {
+        self.refusal.is_some() || at >= self.lease.term_at()
+    }
+
+    /// Returns the reason for the loss of the lease.
+    pub fn why_lost(&self) -> String {
         match (&self.refusal, &self.failure) {
             (Some(refusal), _) => refusal.clone(),
             (None, Some(failure)) => format!("it could not be renewed in time: {failure:#}"),
@@ -124,6 +130,18 @@ mod tests {
             assert_eq!(renewal.answered(at(13), Ok(answer), at(13)), None);
             assert_eq!(renewal.next(at(13)), Next::GiveUp(why));
         }
+    }
+
+    #[test]
+    fn a_lease_is_lost_from_when_term_is_due_or_when_it_is_refused() {
+        let mut renewal = granted();
+        // The answer came after the end of COMMAND, and too late for TERM: that changes nothing.
+        renewal.answered(at(15), Err(anyhow::anyhow!("no answer")), at(20));
+        assert!(!renewal.is_lost_at(at(18)) && renewal.is_lost_at(at(19)));
+        assert_eq!(renewal.why_lost(), "it could not be renewed in time: no answer");
+        let mut refused = granted();
+        refused.answered(at(10), Ok(Renewed::NotMine(None)), at(11));
+        assert!(refused.is_lost_at(at(11)));
     }
 
     #[test]

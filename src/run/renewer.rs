@@ -4,7 +4,7 @@
 //! ends COMMAND when renewals stop, even if this thread has failed.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
@@ -26,17 +26,30 @@ use crate::sys::wait::readable;
 const STACK: usize = 512 * 1024;
 
 /// A store that the main thread and the renewer share until the main thread takes it back. One thread at a time uses it.
-pub struct SharedStore(Arc<Mutex<Option<Box<dyn Backend>>>>);
+pub struct SharedStore(Arc<Mutex<Option<Shared>>>);
+
+/// What the two threads share.
+struct Shared {
+    store: Box<dyn Backend>,
+    /// The lease, from [`Renewer::start`] until the renewer reports its loss.
+    renewal: Option<Renewal>,
+}
 
 impl SharedStore {
     /// Shares `store`.
     pub fn new(store: Box<dyn Backend>) -> Self {
-        SharedStore(Arc::new(Mutex::new(Some(store))))
+        SharedStore(Arc::new(Mutex::new(Some(Shared { store, renewal: None }))))
     }
 
-    /// Takes the store back, so that nothing is renewed any more. Waits for a renewal in progress.
-    pub fn take_back(self) -> Box<dyn Backend> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it is taken back once")
+    /// Takes the store back, so that nothing is renewed any more. Waits for a renewal in progress. Also returns the lease, if there is one
+    /// and the renewer has not reported its loss: then it never will.
+    pub fn take_back(self) -> (Box<dyn Backend>, Option<Renewal>) {
+        let Shared { store, renewal } = self.lock().take().expect("it is taken back once");
+        (store, renewal)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Shared>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -47,11 +60,10 @@ pub struct Renewer {
     work: SyncSender<Work>,
 }
 
-/// A lease to renew, and what that needs.
+/// What the thread needs to renew a lease.
 struct Work {
-    store: SharedStore,
+    shared: SharedStore,
     claim: Claim,
-    renewal: Renewal,
     /// The handle to the guardian; `None` if a lost lease only causes a warning.
     control: Option<Control>,
     reporter: Arc<Reporter>,
@@ -90,14 +102,23 @@ impl Renewer {
         control: Option<Control>,
         reporter: Arc<Reporter>,
     ) {
-        let store = SharedStore(Arc::clone(&store.0));
+        if let Some(shared) = &mut *store.lock() {
+            shared.renewal = Some(Renewal::new(lease));
+        }
+        let shared = SharedStore(Arc::clone(&store.0));
         // If the thread has failed, nothing is renewed, and the guardian ends COMMAND in time (not with `--on-lost warn`).
-        let _ = self.work.send(Work { store, claim, renewal: Renewal::new(lease), control, reporter });
+        let _ = self.work.send(Work { shared, claim, control, reporter });
     }
 
-    /// Ends the thread, after the store was taken back.
+    /// Stops the thread after the renewal in progress, before the store is taken back: COMMAND has ended, and the thread, which cannot know
+    /// how, must not report a loss any more.
+    pub fn stop(&self) {
+        // Cannot fail: the counter is far from full.
+        let _ = self.stop.write(1);
+    }
+
+    /// Waits for the end of the stopped thread, after the store was taken back.
     pub fn finish(self) -> Result<(), anyhow::Error> {
-        self.stop.write(1)?;
         self.thread.join().map_err(|_| anyhow::anyhow!("the renewal thread has failed"))
     }
 }
@@ -106,44 +127,56 @@ impl Renewing {
     /// Renews until stopped, or until the lease is lost.
     fn run(&mut self) {
         priority::raise();
+        let shared = SharedStore(Arc::clone(&self.work.shared.0));
         loop {
-            match self.work.renewal.next(Moment::now()) {
+            let mut locked = shared.lock();
+            let Some(Shared { store, renewal: lease }) = &mut *locked else { return };
+            let Some(renewal) = lease else { return };
+            if self.must_stop() {
+                return;
+            }
+            match renewal.next(Moment::now()) {
                 Next::Sleep(until) => {
+                    drop(locked);
                     if self.must_stop_before(until) {
                         return;
                     }
                 }
-                Next::Renew if self.must_stop() || !self.renew() => return,
-                Next::Renew => {}
-                Next::GiveUp(why) => return self.lost(&why),
+                Next::Renew => self.renew(&mut **store, renewal),
+                Next::GiveUp(why) => {
+                    *lease = None;
+                    return self.lost(&why, locked);
+                }
             }
         }
     }
 
-    /// Renews once, unless lockrun is stopped. Returns `false` if the store was taken back, so that nothing is to be renewed any more.
-    fn renew(&mut self) -> bool {
-        let Work { store, claim, renewal, control, .. } = &mut self.work;
+    /// Renews once, unless lockrun is stopped.
+    fn renew(&self, store: &mut dyn Backend, renewal: &mut Renewal) {
+        let Work { claim, control, .. } = &self.work;
         if control.as_ref().is_some_and(Control::is_stopped) {
             renewal.skip(Moment::now());
-            return true;
+            return;
         }
-        let mut shared = store.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(store) = &mut *shared else { return false };
         let sent_at = Moment::now();
         let answer = store.renew_run(&claim.key, &claim.token, claim.ttl);
-        drop(shared);
         let moved = renewal.answered(sent_at, answer, Moment::now());
         if let (Some(deadline), Some(control)) = (moved, control) {
             control.renewed(deadline);
         }
-        true
     }
 
-    fn lost(&self, why: &str) {
-        if let Some(control) = &self.work.control {
+    /// Ends COMMAND, if the loss has to end it, and reports the loss.
+    fn lost(&self, why: &str, locked: MutexGuard<'_, Option<Shared>>) {
+        let Work { control, reporter, .. } = &self.work;
+        if let Some(control) = control {
             control.lost();
         }
-        self.work.reporter.report(Event::Lost { why, stops: self.work.control.is_some() });
+        let event = Event::Lost { why, stops: control.is_some() };
+        // While the main thread cannot take the store back, and so cannot log the end of COMMAND before this.
+        reporter.log(&event);
+        drop(locked);
+        reporter.print(&event);
     }
 
     fn must_stop(&self) -> bool {

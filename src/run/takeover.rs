@@ -25,12 +25,10 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
         }
         GuardianEnd::TakenOver(finished) => {
             let run = Run::new(plan, claim);
-            if finished.why == Some(StopReason::Lost) {
-                let why = "lockrun's guardian process was stopped or hung";
-                run.reporter.report(Event::Lost { why, stops: true });
-            }
+            let is_lost = finished.why == Some(StopReason::Lost);
+            let lost = is_lost.then_some("lockrun's guardian process was stopped or hung");
             store.expect_late_requests();
-            run.finish(&mut *store, finished, Release::at_once(finished.command));
+            run.finish(&mut *store, finished, Release::at_once(finished.command), lost);
             Outcome::of(finished)
         }
         GuardianEnd::Unreleased(finished) => {

@@ -3,5 +3,6 @@
 mod connections;
 mod faults;
 mod keep;
+mod lost;
 mod misuse;
 mod unanswered;

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::Resource;
@@ -14,61 +14,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
+use crate::support::events::{Events, number};
 use crate::support::hand::is_held;
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually, stays_true_for};
-
-/// A file for events.
-struct Events(TempDir);
-
-impl Events {
-    fn new() -> Self {
-        Self(TempDir::new().expect("a temporary directory"))
-    }
-
-    fn path(&self) -> PathBuf {
-        self.0.path().join("events")
-    }
-
-    fn of(&self, call: Lockrun) -> Lockrun {
-        call.arg("--events").arg(self.path())
-    }
-
-    fn text(&self) -> String {
-        fs::read_to_string(self.path()).unwrap_or_default()
-    }
-
-    /// Returns the objects, each of which is a whole line.
-    #[track_caller]
-    fn all(&self) -> Vec<Value> {
-        let text = self.text();
-        assert!(text.is_empty() || text.ends_with('\n'), "{text:?}");
-        let read = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
-        text.lines().map(read).collect()
-    }
-
-    /// Returns the events' names.
-    #[track_caller]
-    fn names(&self) -> Vec<String> {
-        self.all().iter().map(|event| event["event"].as_str().expect("a name").to_owned()).collect()
-    }
-
-    /// Returns the only event of this name.
-    #[track_caller]
-    fn one(&self, name: &str) -> Value {
-        let all = self.all().into_iter().filter(|event| event["event"] == name);
-        let [one] = &all.collect::<Vec<_>>()[..] else { panic!("not one {name} in {}", self.text()) };
-        one.clone()
-    }
-}
-
-/// Returns the number with this name.
-#[track_caller]
-fn number(event: &Value, name: &str) -> u64 {
-    event[name].as_u64().unwrap_or_else(|| panic!("no {name} in {event}"))
-}
 
 // "Append one JSON object a line: waiting, acquired, started, skipped, lost, killed, finished, released."
 on_every_store!(every_event_of_a_run_is_logged, |store| {

@@ -7,6 +7,7 @@ pub(crate) mod cron;
 pub(crate) mod crowd;
 pub(crate) mod deadline;
 pub(crate) mod etcd;
+pub(crate) mod events;
 pub(crate) mod failover;
 pub(crate) mod fake;
 pub(crate) mod garble;
