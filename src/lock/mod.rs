@@ -5,5 +5,6 @@ pub mod ending;
 pub mod holder;
 pub mod key;
 pub mod lease;
+pub mod milestones;
 pub mod state;
 pub mod token;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::event::{Event, Fields, millis};
 use super::line_writer::LineWriter;
 use crate::lock::holder::Holder;
+use crate::lock::milestones::{Acquisition, Milestones};
 use crate::report;
 use crate::sys::clock::Moment;
 use crate::text::escape::{escaped, json_for_terminals};
@@ -24,8 +25,8 @@ pub struct EventLog {
     /// `None` after the end, or if its thread could not be started.
     line_writer: Option<LineWriter>,
     run: Holder,
-    acquired: OnceLock<(Moment, u64, Option<u32>)>,
-    started: OnceLock<Moment>,
+    acquisition: OnceLock<Acquisition>,
+    started_at: OnceLock<Moment>,
     has_warned: AtomicBool,
 }
 
@@ -60,8 +61,8 @@ impl EventLog {
             path: path.to_owned(),
             line_writer,
             run,
-            acquired: OnceLock::new(),
-            started: OnceLock::new(),
+            acquisition: OnceLock::new(),
+            started_at: OnceLock::new(),
             has_warned: AtomicBool::new(false),
         };
         if let Some(error) = error {
@@ -84,31 +85,41 @@ impl EventLog {
     fn remember(&self, event: &Event<'_>) {
         match event {
             Event::Acquired { fence, slot, .. } => {
-                let _ = self.acquired.set((Moment::now(), *fence, *slot));
+                let _ = self.acquisition.set(Acquisition { at: Moment::now(), fence: *fence, slot: *slot });
             }
             Event::Started { .. } => {
-                let _ = self.started.set(Moment::now());
+                let _ = self.started_at.set(Moment::now());
             }
             _ => {}
+        }
+    }
+
+    /// Records what another process has reported of the run before.
+    pub fn resume(&self, milestones: Milestones) {
+        if let Some(acquisition) = milestones.acquisition {
+            let _ = self.acquisition.set(acquisition);
+        }
+        if let Some(at) = milestones.started_at {
+            let _ = self.started_at.set(at);
         }
     }
 
     fn line(&self, key: &str, event: &Event<'_>) -> String {
         let now = Moment::now();
         let since = |from: &Moment| millis(now.since(*from));
-        let acquired = self.acquired.get();
+        let acquisition = self.acquisition.get();
         let line = Line {
             time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             event: event.name(),
             key,
             run: &self.run,
-            fence: acquired.map(|(_, fence, _)| *fence),
-            slot: acquired.and_then(|(.., slot)| *slot),
+            fence: acquisition.map(|acquisition| acquisition.fence),
+            slot: acquisition.and_then(|acquisition| acquisition.slot),
             fields: event.fields(),
-            ran_ms: self.started.get().filter(|_| matches!(event, Event::Finished(_))).map(since),
-            held_ms: acquired
+            ran_ms: self.started_at.get().filter(|_| matches!(event, Event::Finished(_))).map(since),
+            held_ms: acquisition
                 .filter(|_| matches!(event, Event::Released { .. } | Event::Kept | Event::Lost { .. }))
-                .map(|(at, ..)| since(at)),
+                .map(|acquisition| since(&acquisition.at)),
         };
         let json = serde_json::to_string(&line).unwrap_or_default();
         json_for_terminals(&(json + "\n"))
@@ -165,8 +176,8 @@ mod tests {
             path: "/nonexistent".into(),
             line_writer: None,
             run: run.clone(),
-            acquired: OnceLock::from((Moment::now(), 1, Some(0))),
-            started: OnceLock::from(Moment::now()),
+            acquisition: OnceLock::from(Acquisition { at: Moment::now(), fence: 1, slot: Some(0) }),
+            started_at: OnceLock::from(Moment::now()),
             has_warned: AtomicBool::new(false),
         }
     }

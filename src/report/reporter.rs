@@ -6,6 +6,7 @@ use super::event::Event;
 use super::event_log::EventLog;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
+use crate::lock::milestones::Milestones;
 use crate::report::{self, Verbosity};
 
 /// Reports the events of one lock.
@@ -26,6 +27,13 @@ impl Reporter {
     /// Adds the event log of `run`, in the file at `path` if one is given.
     pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Self {
         Reporter { event_log: path.map(|path| EventLog::open(path, run.clone())), ..self }
+    }
+
+    /// Continues the report of a run that another process has reported until now, and that has come this far.
+    pub fn resume(&self, milestones: Milestones) {
+        if let Some(event_log) = &self.event_log {
+            event_log.resume(milestones);
+        }
     }
 
     /// Reports an event.

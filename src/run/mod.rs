@@ -23,6 +23,7 @@ use anyhow::{Context as _, Result, anyhow};
 use crate::config::plan::Plan;
 use crate::lock::holder::Holder;
 use crate::lock::lease::{Lease, Ttl};
+use crate::lock::milestones::{Acquisition, Milestones};
 use crate::lock::token::Token;
 use crate::report;
 use crate::report::reporter::Reporter;
@@ -103,6 +104,13 @@ impl<'a> Run<'a> {
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter: Arc::new(reporter) }
     }
 
+    /// As [`Run::new`], for a run that the guardian has reported until now.
+    fn resumed(plan: &'a Plan, claim: Claim, milestones: Milestones) -> Self {
+        let run = Run::new(plan, claim);
+        run.reporter.resume(milestones);
+        run
+    }
+
     /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.
     fn carry_out(self, mut store: Box<dyn Backend>, signals: &Signals, guardian: Option<&Guardian>) -> Result<Outcome> {
         let launch = self.launch();
@@ -116,6 +124,10 @@ impl<'a> Run<'a> {
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
+        if let Some(guardian) = guardian {
+            let slot = self.plan.mode.several_slots().map(|_| grant.slot);
+            guardian.acquired(Acquisition { at: granted_at, fence: grant.fence, slot });
+        }
         let mut running = match self.start(prepared, &grant, signals, guardian) {
             Ok(running) => running,
             Err(why) => return Ok(self.finish_unstarted(&mut *store, why)),

@@ -16,25 +16,25 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
     stderr::hurry();
     match end {
         GuardianEnd::Completed(ending) => Outcome::Ended(ending),
-        GuardianEnd::NotStarted => {
+        GuardianEnd::NotStarted(milestones) => {
             let is_clean = store.cancel(&claim, true);
             let left = left_behind(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
             let why = format!("lockrun's guardian process was killed; the command was not started{left}");
-            Run::new(plan, claim).reporter.report(Event::Failed { why: &why });
+            Run::resumed(plan, claim, milestones).reporter.report(Event::Failed { why: &why });
             Outcome::Failed
         }
-        GuardianEnd::TakenOver(finished) => {
-            let run = Run::new(plan, claim);
+        GuardianEnd::TakenOver(finished, milestones) => {
+            let run = Run::resumed(plan, claim, milestones);
             let is_lost = finished.why == Some(StopReason::Lost);
             let lost = is_lost.then_some("lockrun's guardian process was stopped or hung");
             store.expect_late_requests();
             run.finish(&mut *store, finished, Release::at_once(finished.command), lost);
             Outcome::of(finished)
         }
-        GuardianEnd::Unreleased(finished) => {
+        GuardianEnd::Unreleased(finished, milestones) => {
             // If the guardian has already released the lock, releasing it again changes nothing.
             if !finished.stuck {
-                let run = Run::new(plan, claim);
+                let run = Run::resumed(plan, claim, milestones);
                 store.expect_late_requests();
                 run.release(&mut *store, run.release_after(finished, Moment::now()));
             }

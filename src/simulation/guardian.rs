@@ -129,7 +129,8 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
     }
     port.world().start_command(run);
     port.step();
-    port.world().send_to_lockrun(run, GuardianMessage::Started(COMMAND));
+    let at = Moment::now();
+    port.world().send_to_lockrun(run, GuardianMessage::Started { command: COMMAND, at });
     let launch = Launch {
         argv: Vec::new(),
         env: Vec::new(),

@@ -12,6 +12,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
+use crate::lock::milestones::Acquisition;
 use crate::supervise::supervisor::{Finished, StopReason};
 use crate::supervise::tree::JobState;
 use crate::sys::clock::Moment;
@@ -28,12 +29,19 @@ pub(super) enum RenewerMessage {
 /// A message from the guardian to lockrun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuardianMessage {
+    /// The lock was acquired: what the events that lockrun reports need, if it takes over.
+    Acquired(Acquisition),
     /// The lock was acquired, and COMMAND is about to start. The lease does not end COMMAND.
     Granted,
     /// The lease now has this deadline, which ends COMMAND. The first such message means that COMMAND is about to start.
     LeasedUntil(Deadline),
-    /// COMMAND is executing, with this process id.
-    Started(i32),
+    /// COMMAND is executing.
+    Started {
+        /// Its process id.
+        command: i32,
+        /// When it was started.
+        at: Moment,
+    },
     /// COMMAND could not be started: the lock is about to be released.
     NotStarted,
     /// COMMAND was stopped or continued.
@@ -81,6 +89,7 @@ mod code {
     pub const AWAITING_DESCENDANTS: u64 = 6;
     pub const FINISHED: u64 = 7;
     pub const OVER: u64 = 8;
+    pub const ACQUIRED: u64 = 9;
 }
 
 impl Link {
@@ -198,12 +207,15 @@ impl GuardianMessage {
     pub(super) fn encode(self) -> Frame {
         match self {
             GuardianMessage::LeasedUntil(deadline) => deadline_frame(code::LEASED_UNTIL, deadline),
-            GuardianMessage::Started(pid) => [code::STARTED, pid.into_word(), 0, 0],
+            GuardianMessage::Started { command, at } => [code::STARTED, command.into_word(), word(at), 0],
             GuardianMessage::JobStateChanged(JobState::Running) => [code::JOB_STATE_CHANGED, 0, 0, 0],
             GuardianMessage::JobStateChanged(JobState::Stopped { by_terminal }) => {
                 [code::JOB_STATE_CHANGED, 1, u64::from(by_terminal), 0]
             }
             GuardianMessage::Over(ending) => [code::OVER, ending_word(Some(ending)), 0, 0],
+            GuardianMessage::Acquired(Acquisition { at, fence, slot }) => {
+                [code::ACQUIRED, word(at), fence, slot.map_or(0, |slot| u64::from(slot) + 1)]
+            }
             GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
             GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
             GuardianMessage::AwaitingDescendants => [code::AWAITING_DESCENDANTS, 0, 0, 0],
@@ -219,12 +231,17 @@ impl GuardianMessage {
     pub(super) fn decode(frame: Frame) -> Option<Self> {
         Some(match frame[0] {
             code::LEASED_UNTIL => GuardianMessage::LeasedUntil(deadline(frame)),
-            code::STARTED => GuardianMessage::Started(int(frame[1])),
+            code::STARTED => GuardianMessage::Started { command: int(frame[1]), at: moment(frame[2]) },
             code::JOB_STATE_CHANGED if frame[1] == 0 => GuardianMessage::JobStateChanged(JobState::Running),
             code::JOB_STATE_CHANGED => {
                 GuardianMessage::JobStateChanged(JobState::Stopped { by_terminal: frame[2] != 0 })
             }
             code::OVER => GuardianMessage::Over(ending(frame[1])?),
+            code::ACQUIRED => GuardianMessage::Acquired(Acquisition {
+                at: moment(frame[1]),
+                fence: frame[2],
+                slot: frame[3].checked_sub(1).and_then(|slot| u32::try_from(slot).ok()),
+            }),
             code::GRANTED => GuardianMessage::Granted,
             code::NOT_STARTED => GuardianMessage::NotStarted,
             code::AWAITING_DESCENDANTS => GuardianMessage::AwaitingDescendants,
@@ -316,9 +333,11 @@ mod tests {
         });
         let over = [Ending::Exited(0), Ending::Signaled(15)].map(GuardianMessage::Over);
         let starts = [
+            GuardianMessage::Acquired(Acquisition { at: at(4), fence: u64::MAX, slot: None }),
+            GuardianMessage::Acquired(Acquisition { at: at(4), fence: 0, slot: Some(u32::MAX) }),
             GuardianMessage::Granted,
             GuardianMessage::LeasedUntil(deadline),
-            GuardianMessage::Started(i32::MAX),
+            GuardianMessage::Started { command: i32::MAX, at: at(5) },
             GuardianMessage::NotStarted,
             GuardianMessage::AwaitingDescendants,
         ];

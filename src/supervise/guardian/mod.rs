@@ -35,6 +35,7 @@ use super::tree::Tree;
 use super::{Launch, Running};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
+use crate::lock::milestones::Acquisition;
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::signals::Signals;
@@ -74,6 +75,11 @@ impl Guardian {
     /// Returns whether lockrun is stopped.
     pub fn is_stopped(&self) -> bool {
         self.lockrun.is_stopped()
+    }
+
+    /// Reports to lockrun that the lock was acquired.
+    pub fn acquired(&self, acquisition: Acquisition) {
+        self.lockrun.link.send(GuardianMessage::Acquired(acquisition));
     }
 
     /// Reports to lockrun how to end, and ends this process in the same way.
@@ -149,7 +155,7 @@ impl Guard {
         // COMMAND may be waiting for this processor: let it go first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.send_now(GuardianMessage::Started(tree.command()));
+        lockrun.link.send_now(GuardianMessage::Started { command: tree.command(), at: Moment::now() });
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
         Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
     }

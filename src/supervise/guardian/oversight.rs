@@ -7,13 +7,15 @@ use libc::pid_t;
 use super::backchannel::GuardianMessage;
 use super::watchdog;
 use crate::lock::lease::Deadline;
+use crate::lock::milestones::Milestones;
 use crate::supervise::supervisor::Finished;
 use crate::sys::clock::Moment;
 
 /// The guardian's progress, as last reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
     /// It waits for the lock, or releases it because COMMAND could not be started.
+    #[default]
     Waiting,
     /// The lock was acquired, and COMMAND may have started.
     Granted,
@@ -26,9 +28,10 @@ pub enum Stage {
 }
 
 /// The guardian's progress, and the deadline by which it must have ended COMMAND.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Oversight {
     stage: Stage,
+    milestones: Milestones,
     /// The deadline of the lease, if it ends COMMAND.
     deadline: Option<Deadline>,
 }
@@ -36,7 +39,7 @@ pub struct Oversight {
 impl Oversight {
     /// Returns the state for a guardian that has just been forked.
     pub fn new() -> Self {
-        Oversight { stage: Stage::Waiting, deadline: None }
+        Self::default()
     }
 
     /// Returns the guardian's progress.
@@ -44,9 +47,15 @@ impl Oversight {
         self.stage
     }
 
+    /// Returns how far the run has come.
+    pub fn milestones(&self) -> Milestones {
+        self.milestones
+    }
+
     /// Records a message from the guardian.
     pub fn note(&mut self, message: GuardianMessage) {
         match message {
+            GuardianMessage::Acquired(acquisition) => self.milestones.acquisition = Some(acquisition),
             GuardianMessage::Granted => self.stage = Stage::Granted,
             GuardianMessage::LeasedUntil(deadline) => {
                 self.deadline = Some(deadline);
@@ -54,18 +63,24 @@ impl Oversight {
                     self.stage = Stage::Granted;
                 }
             }
-            GuardianMessage::Started(command) => self.stage = Stage::Running(command),
+            GuardianMessage::Started { command, at } => {
+                self.stage = Stage::Running(command);
+                self.milestones.started_at = Some(at);
+            }
             GuardianMessage::AwaitingDescendants => {
                 if let Stage::Running(command) = self.stage {
                     self.stage = Stage::AwaitingDescendants(command);
                 }
             }
-            GuardianMessage::NotStarted => *self = Oversight::new(),
-            GuardianMessage::Finished(finished) => {
-                *self = Oversight { stage: Stage::Finished(finished), deadline: None };
-            }
+            GuardianMessage::NotStarted => self.enter_without_deadline(Stage::Waiting),
+            GuardianMessage::Finished(finished) => self.enter_without_deadline(Stage::Finished(finished)),
             GuardianMessage::JobStateChanged(_) | GuardianMessage::Over(_) => {}
         }
+    }
+
+    /// Enters a stage in which there is no COMMAND, or none any more, that the deadline would have to end.
+    fn enter_without_deadline(&mut self, stage: Stage) {
+        (self.stage, self.deadline) = (stage, None);
     }
 
     /// Returns when to take over if the guardian has not reported by then that nothing is left to end, because it is stopped or hangs.
@@ -81,10 +96,13 @@ mod tests {
 
     use super::*;
     use crate::lock::lease::Terms;
+    use crate::lock::milestones::Acquisition;
 
     fn at(seconds: u64) -> Moment {
         Moment::from_boot(Duration::from_secs(seconds))
     }
+
+    const ACQUISITION: Acquisition = Acquisition { at: Moment::from_boot(Duration::ZERO), fence: 1, slot: Some(0) };
 
     fn deadline(sent_at: Moment) -> Deadline {
         let second = Duration::from_secs(1);
@@ -98,7 +116,7 @@ mod tests {
         assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Waiting, None));
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
         assert_eq!(oversight.stage(), Stage::Granted);
-        oversight.note(GuardianMessage::Started(7));
+        oversight.note(GuardianMessage::Started { command: 7, at: at(1) });
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
         assert_eq!(oversight.stage(), Stage::Running(7));
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
@@ -116,9 +134,11 @@ mod tests {
             (GuardianMessage::Finished(finished), Stage::Finished(finished)),
         ] {
             let mut oversight = Oversight::new();
+            oversight.note(GuardianMessage::Acquired(ACQUISITION));
             oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
             oversight.note(message);
             assert_eq!((oversight.stage(), oversight.takes_over_at()), (stage, None));
+            assert_eq!(oversight.milestones().acquisition, Some(ACQUISITION), "what is still reported names its fence");
         }
     }
 

@@ -26,6 +26,7 @@ use super::backchannel::{GuardianMessage, Link};
 use super::oversight::{Oversight, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
+use crate::lock::milestones::Milestones;
 use crate::supervise::cgroup::ParentCgroup;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
@@ -66,11 +67,11 @@ pub enum GuardianEnd {
     /// It has done all its work, and lockrun must end in this way.
     Completed(Ending),
     /// It was killed before COMMAND could start, or after COMMAND could not be started.
-    NotStarted,
+    NotStarted(Milestones),
     /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except stuck ones.
-    TakenOver(Finished),
+    TakenOver(Finished, Milestones),
     /// It was killed after it reported how COMMAND ended, and perhaps before it released the lock.
-    Unreleased(Finished),
+    Unreleased(Finished, Milestones),
 }
 
 /// Forks the guardian. Must be called while the process has one thread.
@@ -124,14 +125,15 @@ impl Parent {
                     Ok(Some(GuardianMessage::JobStateChanged(job_state))) => job.state_changed(job_state),
                     Ok(Some(message)) => {
                         self.oversight.note(message);
-                        if let GuardianMessage::Started(_) = message {
+                        if let GuardianMessage::Started { .. } = message {
                             priority::raise();
                         }
                     }
                     Ok(None) | Err(_) => {
+                        let milestones = self.oversight.milestones();
                         return match self.oversight.stage() {
-                            Stage::Waiting => Ok(GuardianEnd::NotStarted),
-                            Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished)),
+                            Stage::Waiting => Ok(GuardianEnd::NotStarted(milestones)),
+                            Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
                             Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_) => {
                                 self.take_over(signals)
                             }
@@ -185,7 +187,7 @@ impl Parent {
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
         supervisor.dismiss();
-        Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }))
+        Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.oversight.milestones()))
     }
 }
 

@@ -20,6 +20,7 @@ mod preexisting;
 mod signals;
 mod stalled;
 mod suspended;
+mod takeover;
 mod terminal;
 mod transparent;
 mod unkillable;

@@ -32,6 +32,7 @@ pub(crate) mod redis;
 pub(crate) mod redis_keys;
 pub(crate) mod refusal;
 pub(crate) mod resp;
+pub(crate) mod schema;
 pub(crate) mod sequence;
 pub(crate) mod shell;
 pub(crate) mod slots;

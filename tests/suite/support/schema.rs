@@ -1,0 +1,29 @@
+//! The JSON schemas in `docs/`.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Checks a list of documents on standard input against the schema in the file that is its argument.
+const CHECK: &str = "import sys, json\n\
+    from jsonschema import Draft202012Validator as Validator\n\
+    schema = json.load(open(sys.argv[1]))\n\
+    Validator.check_schema(schema)\n\
+    errors = [(e.json_path, e.message) for d in json.load(sys.stdin) for e in Validator(schema).iter_errors(d)]\n\
+    print(errors)\n\
+    sys.exit(bool(errors))";
+
+/// Fails the test unless each of these documents is what the schema `docs/NAME.schema.json` describes.
+#[track_caller]
+pub(crate) fn must_fit(name: &str, documents: &[Value]) {
+    assert!(!documents.is_empty(), "there is nothing to check");
+    let schema = format!("{}/docs/{name}.schema.json", env!("CARGO_MANIFEST_DIR"));
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", CHECK, &schema]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.spawn().expect("python");
+    let text = Value::from(documents.to_vec()).to_string();
+    python.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads");
+    let output = python.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{name}: {} in {text}", String::from_utf8_lossy(&output.stdout));
+}
