@@ -25,7 +25,7 @@ impl Run<'_> {
     /// the reason.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, lost: Option<&str>) {
         let is_lost = finished.why == Some(StopReason::Lost);
-        let how = if is_lost { Release::at_once(finished.command) } else { how };
+        let how = if is_lost { release_at_once(finished) } else { how };
         let events = self.end_events(finished, lost);
         events.clone().for_each(|event| self.reporter.log(&event));
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
@@ -50,8 +50,7 @@ impl Run<'_> {
         outcome
     }
 
-    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way. A COMMAND that had to
-    /// be ended has failed, whatever its status.
+    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
         let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
         let keep = match &self.plan.sequence {
@@ -66,7 +65,7 @@ impl Run<'_> {
         } else {
             Retain::Not
         };
-        Release::Run { ending: finished.command, succeeded, retain }
+        Release::Run { ending: Some(recorded_ending(finished)), succeeded, retain }
     }
 
     /// Releases the lock. If that fails, COMMAND's own status still counts.
@@ -124,4 +123,14 @@ impl Run<'_> {
             _ => format!("{what} is free, but how the run ended is not recorded"),
         }
     }
+}
+
+/// Returns how to release the lock at once after COMMAND has `finished` in this way.
+pub(super) fn release_at_once(finished: Finished) -> Release {
+    Release::at_once(Some(recorded_ending(finished)))
+}
+
+/// Returns the ending that the store records: lockrun's own. A COMMAND that had to be ended has failed, whatever its status.
+fn recorded_ending(finished: Finished) -> Ending {
+    Outcome::of(finished).ending()
 }

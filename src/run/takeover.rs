@@ -2,9 +2,10 @@
 
 use super::Run;
 use super::outcome::Outcome;
+use super::release::release_at_once;
 use crate::config::plan::Plan;
 use crate::report::event::Event;
-use crate::store::{Backend, Claim, Release, left_behind};
+use crate::store::{Backend, Claim, left_behind};
 use crate::supervise::StopReason;
 use crate::supervise::guardian::watched_by_lockrun::GuardianEnd;
 use crate::sys::clock::Moment;
@@ -28,7 +29,7 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
             let is_lost = finished.why == Some(StopReason::Lost);
             let lost = is_lost.then_some("lockrun's guardian process was stopped or hung");
             store.expect_late_requests();
-            run.finish(&mut *store, finished, Release::at_once(finished.command), lost);
+            run.finish(&mut *store, finished, release_at_once(finished), lost);
             Outcome::of(finished)
         }
         GuardianEnd::Unreleased(finished, milestones) => {

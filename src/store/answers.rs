@@ -252,7 +252,7 @@ pub struct PastRun {
     pub started_ms: u64,
     /// When it released the lock.
     pub ended_ms: u64,
-    /// How its command ended, if one was started.
+    /// How the run ended, if a command was started.
     pub ending: Option<Ending>,
 }
 

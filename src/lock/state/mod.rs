@@ -181,7 +181,7 @@ pub struct LastRun {
     pub started_unix_ms: u64,
     /// When it released it, in Unix time.
     pub ended_unix_ms: u64,
-    /// How its command ended, if one was started.
+    /// How the run ended, if a command was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
 }

@@ -12,7 +12,7 @@ use crate::lock::token::Token;
 pub enum Release {
     /// A run is over.
     Run {
-        /// How COMMAND ended; `None` if it was never started.
+        /// How the run ended; `None` if COMMAND was never started.
         ending: Option<Ending>,
         /// Whether COMMAND succeeded, and so has used the sequence value that it had reserved.
         succeeded: bool,

@@ -82,6 +82,16 @@ on_every_store!(the_last_run_is_known, |store| {
     assert_eq!((&last["status"], &last["signal"]), (&Value::Null, &Value::Null), "there was no command: {last}");
 });
 
+// "The run's exit status": one that was stopped has failed, even if its command ended with 0.
+on_every_store!(a_run_that_was_stopped_is_not_known_as_a_success, |store| {
+    let call = Lockrun::new(store).key("stopped").args(["--max-runtime", "300ms"]);
+    call.sh("trap 'exit 0' TERM; while :; do sleep 0.05; done").run().exited(124);
+    let last = status(store, "stopped")["last"].clone();
+    assert_eq!((&last["status"], &last["signal"]), (&json!(124), &Value::Null), "{last}");
+    let metrics = Lockrun::other("status", store).args(["--metrics", "stopped"]).run().exited(0).stdout();
+    assert!(metrics.contains("lockrun_last_status{key=\"stopped\"} 124\n"), "{metrics}");
+});
+
 // The last run is the one that ended last, even if another one that held the lock beside it began after it.
 on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
     let call = Lockrun::new(store).key("beside").arg("--wait");

@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::support::events::{Events, number};
+use crate::support::hand::status;
 use crate::support::processes::{children, send};
 use crate::support::schema::must_fit;
 use crate::support::store::on_every_lease_store;
@@ -24,5 +25,6 @@ on_every_lease_store!(the_events_of_a_takeover_have_all_their_fields, |store| {
         }
         let _ = (number(&events.one("finished"), "ran_ms"), number(&events.one(held), "held_ms"));
         must_fit("events", &events.all());
+        assert_eq!(status(store, "taken-over")["last"]["status"], exit);
     }
 });
