@@ -146,6 +146,7 @@ impl WaitingClaim<'_> {
                         return Ok(WaitEnd::Hopeless(held));
                     }
                     self.held = Some(held);
+                    let slept_from = Moment::now();
                     match self.store.sleep(self.claim, until, waiter, watcher) {
                         Ok(Wakeup::TryAgain) => {
                             // The store has worked until now.
@@ -155,8 +156,13 @@ impl WaitingClaim<'_> {
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(WaitEnd::Signal(signal)),
                         Err(failed) if failed.trouble == Trouble::Permanent => return Err(failed),
-                        // Do not reset the pauses: the store answered before this failed sleep, too.
-                        Err(_) => self.outage_from = Some(Moment::now()),
+                        // The store answered before this failed sleep, too, so that is no reason to reset the pauses. But a connection
+                        // that is cut from time to time must not keep the waiter away for longer each time.
+                        Err(_) => {
+                            let now = Moment::now();
+                            self.outage_from = Some(now);
+                            backoff.worked_for(now.since(slept_from));
+                        }
                     }
                 }
                 Err(failed) if is_last => match (failed.trouble, self.held.take()) {

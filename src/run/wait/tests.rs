@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use anyhow::anyhow;
 
@@ -11,6 +12,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::store::{KeyStatus, Listing, Release, Released, Renewed, Revoked};
+use crate::sys::simulated::{self, Surroundings};
 
 const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None };
 
@@ -19,6 +21,8 @@ const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None };
 struct Scripted {
     tries: VecDeque<Answer>,
     sleeps: VecDeque<Result<Wakeup, RequestError>>,
+    /// How long each sleep lasts.
+    sleeps_for: Duration,
     /// The requests that it got.
     asked: Vec<IfHeld>,
     /// How often the claim was cancelled.
@@ -37,9 +41,12 @@ impl Store for Scripted {
         &mut self,
         _: &Claim,
         _: Option<Moment>,
-        _: &mut Waiter<'_>,
-        _: &mut dyn WaitObserver,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
+        if self.sleeps_for > Duration::ZERO {
+            waiter.wait_for(None, Some(Moment::now() + self.sleeps_for), observer).expect("it can wait");
+        }
         self.sleeps.pop_front().unwrap_or(Ok(Wakeup::TryAgain))
     }
 
@@ -252,6 +259,43 @@ fn a_claim_that_cannot_ask_once_more_at_the_end_is_held_up() {
 fn a_sleep_that_fails_for_a_while_is_tried_again() {
     let (acquired, store) = wait([HELD, MINE], [failed(true, true)], None, true);
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
+}
+
+/// A clock that only waiting moves.
+struct IdleMachine(Cell<Moment>);
+
+impl Surroundings for IdleMachine {
+    fn now(&self) -> Moment {
+        self.0.get()
+    }
+
+    fn wait(&self, until: Option<Moment>) -> WakeReason {
+        self.0.set(until.expect("no one waits for ever"));
+        WakeReason::Time
+    }
+}
+
+// "idle_session_timeout": a waiter whose connection is cut every few seconds must not be away for longer each time, and be overtaken.
+#[test]
+fn the_pauses_grow_only_while_connections_do_not_last() {
+    let begin = Moment::from_boot(Duration::from_hours(1));
+    let away_in_all = |sleeps_for| {
+        let cuts = 20;
+        simulated::enter(Some(Rc::new(IdleMachine(Cell::new(begin)))));
+        let signals = Signals::take_over().expect("signals can be blocked");
+        let tries = std::iter::repeat_with(|| HELD).take(cuts).chain([MINE]).collect();
+        let sleeps = std::iter::repeat_with(|| failed(true, true)).take(cuts).collect();
+        let mut store = Scripted { tries, sleeps, sleeps_for, ..Scripted::default() };
+        let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut Onlooker::new(true) };
+        let acquired = in_turn(&mut store, &Claim::example(), wait);
+        let took = Moment::now().since(begin);
+        simulated::enter(None);
+        assert_eq!(acquired.expect("the store does not fail"), Acquired::Mine(GRANT));
+        took.saturating_sub(sleeps_for * 20)
+    };
+    assert_eq!(away_in_all(Duration::from_secs(3)), Duration::from_millis(10) * 20);
+    // 10, 20, ... 320 ms, then half a second each.
+    assert_eq!(away_in_all(Duration::from_millis(1)), Duration::from_millis(630) + Duration::from_millis(500) * 14);
 }
 
 #[test]

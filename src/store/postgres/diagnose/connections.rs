@@ -71,8 +71,8 @@ fn judge_idleness(settings: &Settings) -> Option<Diagnostic> {
     let ends_after = settings.number("idle_session_timeout").filter(|limit| (1..IDLE_AT_LEAST).contains(limit))?;
     Some(Diagnostic::warn(
         format!("a session that is idle for {ends_after} ms is ended (idle_session_timeout)"),
-        "a run that waits loses its connection again and again, and hears late that it is its turn; set idle_session_timeout to 0 \
-         for this role, or to 1min",
+        "a run that waits loses its connection again and again, hears late that it is its turn, and may be overtaken; set \
+         idle_session_timeout to 0 for this role, or to 1min",
     ))
 }
 
