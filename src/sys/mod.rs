@@ -8,6 +8,7 @@ pub mod clock;
 #[cfg(all(test, target_env = "gnu"))]
 pub mod coroutine;
 pub mod counter;
+pub mod deferred;
 pub mod descriptor;
 pub mod environment;
 pub mod input;

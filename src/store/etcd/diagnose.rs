@@ -17,6 +17,7 @@ use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
 use crate::store::diagnostic::{Diagnostic, encryption, latency, trial};
 use crate::sys::clock::Moment;
+use crate::sys::deferred::deferred;
 
 /// A member's answer about itself.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -103,11 +104,14 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
     diagnostics.push(judge_least_lease(granted.ttl));
     store.unused_leases.push(lease);
-    diagnostics.push(trial::diagnose(store, &key));
-    let _ = store.once(on(&key), |state, _| {
-        *state = LockState::default();
-        Ok(Applied::only(()))
-    });
+    diagnostics.push(deferred(|| {
+        let tried = trial::diagnose(store, &key);
+        let _ = store.once(on(&key), |state, _| {
+            *state = LockState::default();
+            Ok(Applied::only(()))
+        });
+        tried
+    }));
     store.revoke_unused_leases();
     Ok(())
 }

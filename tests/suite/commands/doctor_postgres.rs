@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::doctor::{call, doctor, finds, is_well};
@@ -95,6 +96,22 @@ fn a_database_that_was_never_used() {
     finds(&output, "note", &["has no tables", "a lock was not tried"]);
     use_lock(&url);
     is_well(doctor(&url), 12);
+}
+
+// "doctor removes everything that it created for its tests", also if it is interrupted: it ends as soon as it has.
+#[test]
+fn a_doctor_that_is_interrupted() {
+    let postgres = well_kept();
+    use_lock(&postgres.url());
+    // Lets the test lock be acquired, but not waited for.
+    let hold_up = postgres.transaction("LOCK TABLE lockrun.waiters IN EXCLUSIVE MODE");
+    let doctor = call(&postgres.url()).args(["--store-timeout", "30s"]).spawn();
+    let tried = "SELECT count(*) FROM lockrun.locks WHERE key LIKE 'lockrun doctor %'";
+    eventually(LONG, "the test lock is held", || postgres.count(tried) == 1);
+    doctor.signal(Signal::SIGTERM);
+    hold_up.commit();
+    doctor.wait().died_of(Signal::SIGTERM).printed("");
+    assert_eq!(postgres.ask("SELECT key FROM lockrun.locks"), "first\n");
 }
 
 #[test]

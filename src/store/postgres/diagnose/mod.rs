@@ -24,6 +24,7 @@ use super::schema::Tables;
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::sys::clock::Moment;
+use crate::sys::deferred::deferred;
 use rights::{Readiness, Rights};
 use server::Introduction;
 use settings::Settings;
@@ -54,7 +55,8 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(findings);
     if is_safe {
         let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
-        diagnostics.extend(try_a_lock(store, readiness)?);
+        // What it creates must be removed.
+        diagnostics.extend(deferred(|| try_a_lock(store, readiness))?);
     }
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 

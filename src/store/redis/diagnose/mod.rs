@@ -22,6 +22,7 @@ use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
+use crate::sys::deferred::deferred;
 use report::Report;
 use server::Hello;
 
@@ -130,8 +131,10 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
     diagnostics.extend(missing.diagnostics(&server));
     if !missing.prevents_locks() {
-        diagnostics.push(trial::diagnose(store, key));
-        clean_up(&mut session, &base)?;
+        diagnostics.push(deferred(|| {
+            let tried = trial::diagnose(store, key);
+            clean_up(&mut session, &base).map(|()| tried)
+        })?);
         diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
     }
 
