@@ -10,4 +10,5 @@ pub mod stream;
 #[cfg(test)]
 mod testing;
 pub mod tls;
+pub mod tls_error;
 mod verifier;

@@ -1,91 +1,20 @@
 //! TLS: trusted authorities, the client's certificate, and the handshake.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::WantsClientCert;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, ClientConnection, ConfigBuilder, Error, InvalidMessage,
-    RootCertStore, StreamOwned,
-};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned};
 
 use super::endpoint::TlsFiles;
 use super::stream::DeadlineSocket;
+use super::tls_error::{explained, in_words};
 use super::verifier::NamelessVerifier;
 use crate::sys::input;
 use crate::text::escape::{escaped_path, without_user};
-
-/// Why a handshake failed, where that hints at a wrong address of the server or at untrusted authorities. It is the content of
-/// the [`io::Error`] that reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandshakeFailure {
-    /// The server did not answer in time: it hangs, or expects another protocol.
-    Silence,
-    /// The server closed the connection.
-    HungUp,
-    /// The server's reply is not TLS.
-    NotTls,
-    /// The server's certificate was issued by an authority that is not trusted.
-    UnknownAuthority,
-}
-
-impl HandshakeFailure {
-    /// Returns which of these failures is behind an error of the handshake, if one is.
-    fn behind(error: &io::Error) -> Option<Self> {
-        match (error.get_ref().and_then(|error| error.downcast_ref::<Error>()), error.kind()) {
-            (Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)), _) => Some(Self::NotTls),
-            (Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)), _) => Some(Self::UnknownAuthority),
-            (_, io::ErrorKind::TimedOut) => Some(Self::Silence),
-            (_, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-                Some(Self::HungUp)
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns the failure that `error` reports, if it reports one.
-    pub fn of(error: &io::Error) -> Option<Self> {
-        error.get_ref()?.downcast_ref().copied()
-    }
-}
-
-impl fmt::Display for HandshakeFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            HandshakeFailure::Silence => "it did not answer the TLS handshake in time",
-            HandshakeFailure::HungUp => "it closed the connection during the TLS handshake",
-            HandshakeFailure::NotTls => "what it answers is not TLS",
-            HandshakeFailure::UnknownAuthority => "its certificate was issued by an unknown authority",
-        })
-    }
-}
-
-impl std::error::Error for HandshakeFailure {}
-
-/// Returns the name of the TLS alert by which the server rejected the client's certificate, or the lack of one, if `error`
-/// reports such an alert. A TLS 1.3 server judges the certificate after the client has completed the handshake, so a later read
-/// may report it.
-pub fn certificate_alert(error: &io::Error) -> Option<String> {
-    let Some(Error::AlertReceived(alert)) = error.get_ref()?.downcast_ref() else { return None };
-    let is_about_certificate = matches!(
-        alert,
-        AlertDescription::NoCertificate
-            | AlertDescription::BadCertificate
-            | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateRevoked
-            | AlertDescription::CertificateExpired
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::CertificateRequired
-            | AlertDescription::UnknownCA
-            | AlertDescription::AccessDenied
-            | AlertDescription::DecryptError
-    );
-    is_about_certificate.then(|| format!("{alert:?}"))
-}
 
 /// What a server's certificate must prove, besides that the server has its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,11 +44,11 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), name })
     }
 
-    /// Performs the handshake over `socket`, within its deadline. See [`HandshakeFailure`].
+    /// Performs the handshake over `socket`, within its deadline. Fails with what [`explained`] returns.
     pub fn handshake(&self, mut socket: DeadlineSocket) -> io::Result<StreamOwned<ClientConnection, DeadlineSocket>> {
         let mut session = self.session()?;
         while session.is_handshaking() {
-            session.complete_io(&mut socket).map_err(|error| explained(&mut session, &mut socket, error))?;
+            session.complete_io(&mut socket).map_err(|error| why_failed(&mut session, &mut socket, error))?;
         }
         Ok(StreamOwned::new(session, socket))
     }
@@ -136,20 +65,16 @@ impl Tls {
             let done = socket.without_waiting(|socket| session.complete_io(socket));
             match done {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut && !socket.is_late() => return Ok(false),
-                done => drop(done.map_err(|error| explained(session, socket, error))?),
+                done => drop(done.map_err(|error| why_failed(session, socket, error))?),
             }
         }
         Ok(true)
     }
 }
 
-/// Returns why a handshake failed with `error`, see [`HandshakeFailure`].
-fn explained(session: &mut ClientConnection, socket: &mut DeadlineSocket, error: io::Error) -> io::Error {
-    let error = tls_error_behind(session, socket, error);
-    match HandshakeFailure::behind(&error) {
-        Some(failure) => io::Error::new(error.kind(), failure),
-        None => error,
-    }
+/// Returns why a handshake failed with `error`.
+fn why_failed(session: &mut ClientConnection, socket: &mut DeadlineSocket, error: io::Error) -> io::Error {
+    explained(tls_error_behind(session, socket, error))
 }
 
 /// Returns the TLS error behind `error`, which an operation on `socket` returned; `error` itself if there is none.
@@ -190,7 +115,7 @@ fn authorities(files: &TlsFiles) -> io::Result<RootCertStore> {
     match &files.ca {
         Some(path) => {
             for certificate in certificates(path)? {
-                trusted.add(certificate).map_err(|error| bad_file(path, &error))?;
+                trusted.add(certificate).map_err(|error| bad_file(path, &in_words(&error)))?;
             }
         }
         None => {
@@ -207,8 +132,9 @@ fn with_identity(builder: ConfigBuilder<ClientConfig, WantsClientCert>, files: &
         Some((certificate, key)) => {
             let chain = certificates(certificate)?;
             let pem = input::read_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
-            let secret = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &error))?;
-            builder.with_client_auth_cert(chain, secret).map_err(|error| bad_file(key, &error))
+            let secret =
+                PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &why_no_key(&pem, &error)))?;
+            builder.with_client_auth_cert(chain, secret).map_err(|error| bad_file(certificate, &in_words(&error)))
         }
     }
 }
@@ -220,7 +146,23 @@ fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     match found {
         Ok(found) if found.is_empty() => Err(bad_file(path, &"it contains no certificate")),
         Ok(found) => Ok(found),
-        Err(error) => Err(bad_file(path, &error)),
+        Err(_) => Err(bad_file(path, &NO_PEM)),
+    }
+}
+
+/// What is wrong with a file that is not in PEM form.
+const NO_PEM: &str = "it is damaged, or not in PEM form";
+
+/// Returns what is wrong with the file of a private key, in which none was found.
+fn why_no_key(file: &[u8], error: &pem::Error) -> &'static str {
+    match error {
+        // "BEGIN ENCRYPTED PRIVATE KEY", or "Proc-Type: 4,ENCRYPTED".
+        _ if file.windows(9).any(|part| part == b"ENCRYPTED") => {
+            "the key is encrypted, and lockrun asks for no passphrase; decrypt it with openssl pkey -in FILE -out NEW, \
+             for the owner alone to read"
+        }
+        pem::Error::NoItemsFound => "it contains no private key",
+        _ => NO_PEM,
     }
 }
 
@@ -243,6 +185,7 @@ mod tests {
     use super::*;
     use crate::net::stream::{Socket, Stream};
     use crate::net::testing::{Certificates, ECDSA};
+    use crate::net::tls_error::certificate_alert;
     use crate::sys::clock::Moment;
 
     /// Presents a certificate, whether or not it has the certificate's key.
@@ -321,6 +264,48 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_is_rejected_in_words() {
+        let made = Certificates::make();
+        made.issue("first", &[]);
+        made.issue("other", &["subjectAltName=DNS:elsewhere,IP:127.0.0.2"]);
+        made.issue("common", &["basicConstraints=CA:FALSE"]);
+        made.issue("client", &["subjectAltName=DNS:localhost", "extendedKeyUsage=clientAuth"]);
+        let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
+        let tls = Tls::new("localhost", &files, Verification::Full).expect("is right");
+        for (certificate, why) in [
+            ("first", "the certificate is of X.509 version 1"),
+            ("ca", "the certificate is an authority's own"),
+            ("other", "the certificate is not valid for localhost, but for elsewhere, 127.0.0.2"),
+            ("common", "the certificate is not valid for localhost, but for no name"),
+            ("client", "the certificate is not for this purpose (extendedKeyUsage)"),
+        ] {
+            let error = connect(&tls, &made, certificate, certificate, &TLS13).err().expect("is rejected").to_string();
+            assert!(error.starts_with(why), "{certificate}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_file_is_rejected_in_words() {
+        let made = Certificates::make();
+        made.issue("client", &["extendedKeyUsage=clientAuth"]);
+        made.openssl("ec -in client.key -aes128 -passout pass:secret -out old.key");
+        made.openssl("pkcs8 -topk8 -in client.key -passout pass:secret -out new.key");
+        std::fs::write(made.path("damaged.key"), "-----BEGIN PRIVATE KEY-----\nno-key\n").expect("is written");
+        for (certificate, key, why) in [
+            ("client.crt", "old.key", "old.key: the key is encrypted"),
+            ("client.crt", "new.key", "new.key: the key is encrypted"),
+            ("client.crt", "client.crt", "client.crt: it contains no private key"),
+            ("client.crt", "damaged.key", "damaged.key: it is damaged, or not in PEM form"),
+            ("client.crt", "ca.key", "client.crt: the key is not that of the certificate"),
+            ("client.key", "client.key", "client.key: it contains no certificate"),
+        ] {
+            let files = TlsFiles { ca: None, identity: Some((made.path(certificate), made.path(key))) };
+            let error = Tls::new("localhost", &files, Verification::None).err().expect("is rejected");
+            assert!(error.contains(why), "{certificate} and {key}: {error}");
+        }
+    }
+
+    #[test]
     fn a_server_must_always_have_the_key_of_its_certificate() {
         let made = Certificates::make();
         made.issue("server", &["subjectAltName=DNS:localhost"]);
@@ -333,7 +318,7 @@ mod tests {
                 let bound = connected("server").expect("has its key").server_end_point();
                 assert_eq!(bound.map(|hash| hash.len()), Some(32), "{verification:?} {version:?}");
                 let refused = connected("impostor").err().expect("is an impostor").to_string();
-                assert!(refused.contains("BadSignature"), "{refused}");
+                assert!(refused.contains("bad signature"), "{refused}");
             }
         }
     }

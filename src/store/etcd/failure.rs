@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::api::{self, Refused};
 use super::http::Response;
 use super::url::Cluster;
-use crate::net::tls::certificate_alert;
+use crate::net::tls_error::certificate_alert;
 use crate::store::{StoreError, Trouble};
 use crate::text::escape::escaped;
 use crate::text::shell;

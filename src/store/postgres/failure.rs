@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use postgres_protocol::message::backend::ErrorFields;
 
 use super::url::Server;
-use crate::net::tls::certificate_alert;
+use crate::net::tls_error::certificate_alert;
 use crate::store::{StoreError, Trouble};
 use crate::text::escape::escaped;
 

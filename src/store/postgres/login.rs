@@ -18,7 +18,8 @@ use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
-use crate::net::tls::{HandshakeFailure, Tls, Verification, certificate_alert};
+use crate::net::tls::{Tls, Verification};
+use crate::net::tls_error::{HandshakeFailure, certificate_alert};
 use crate::store::Trouble;
 use crate::sys::clock::Moment;
 

@@ -10,7 +10,7 @@ use super::reply::UnexpectedReply;
 use super::script;
 use super::url::{Role, Server};
 use crate::net::endpoint::Endpoint;
-use crate::net::tls::{HandshakeFailure, certificate_alert};
+use crate::net::tls_error::{HandshakeFailure, certificate_alert};
 use crate::store::StoreError;
 use crate::text::escape::escaped;
 

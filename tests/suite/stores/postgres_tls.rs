@@ -123,6 +123,19 @@ fn a_clients_certificate() {
     fails(&postgres, &parameters);
 }
 
+// An authority's own certificate, as PostgreSQL's manual makes one for a first server, cannot be a server's here.
+#[test]
+fn a_server_with_an_authoritys_certificate() {
+    let postgres = Postgres::with_tls(&[ENCRYPTED]);
+    postgres.shows("ca");
+    works(&postgres, "sslmode=require");
+    for mode in ["require", "verify-ca", "verify-full"] {
+        let parameters = format!("sslmode={mode}&ca={}", postgres.certificates().path("ca.crt"));
+        let output = run(&postgres.url_as("postgres", &parameters)).exited(69).printed("");
+        output.said("the certificate is an authority's own").said("basicConstraints=CA:FALSE");
+    }
+}
+
 // A certificate that it does not vouch for: TLS 1.3 says so after the handshake, TLS 1.2 within.
 #[test]
 fn a_client_certificate_of_an_untrusted_authority() {
