@@ -60,7 +60,8 @@ impl Batch {
     /// The commit waits for the server's disk whatever `synchronous_commit` is there: a crash must not make the server forget a lock after
     /// it has answered. The server sets no limit on a commit, which may have to wait for a standby; we wait until the `deadline`.
     ///
-    /// In it, names mean the server's own functions and operators, not another user's objects of the same name.
+    /// In it, names mean the server's own functions and operators, not another user's objects of the same name. A statement from which a
+    /// row-level security policy would hide rows is an error: a lock whose row is hidden would look free.
     pub(super) fn transaction(begin: &str, deadline: Moment) -> Self {
         Batch::impatient_transaction(begin, deadline, Duration::MAX)
     }
@@ -77,7 +78,8 @@ impl Batch {
             &format!(
                 "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), \
                  pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
-                 pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), {SYNCHRONOUS}"
+                 pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
+                 pg_catalog.set_config('row_security', 'off', true), {SYNCHRONOUS}"
             ),
             &[Some(&lock_wait), Some(&whole), Some(&idle)],
         );

@@ -13,7 +13,8 @@ use postgres_protocol::message::backend::{self, DataRowBody, Message, Notificati
 use uuid::Uuid;
 
 use super::batch::Batch;
-use super::failure::{Failure, Refusal, is_of_unconfirmed_commit};
+use super::failure::Failure;
+use super::refusal::{Refusal, is_of_unconfirmed_commit};
 use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
@@ -140,14 +141,20 @@ impl Connection {
         self.send(&batch.messages, deadline)?;
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
+        let mut is_committed = false;
         for at in 0..batch.len() {
             match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
-                Ok(answer) => answers.push(answer),
+                Ok(answer) => {
+                    is_committed |= refusal.is_none() && answer.tag == "COMMIT";
+                    answers.push(answer);
+                }
                 Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
         match refusal {
+            // What follows a commit only waits for the disk.
+            Some(refusal) if is_committed && refusal.lacks_rights() => Err(Failure::Unflushed(refusal)),
             Some(refusal) => Err(Failure::Refused(refusal)),
             None => Ok(answers.split_off(batch.preparations)),
         }

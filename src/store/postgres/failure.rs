@@ -3,10 +3,9 @@
 use std::io;
 
 use anyhow::anyhow;
-use fallible_iterator::FallibleIterator;
 use nix::errno::Errno;
-use postgres_protocol::message::backend::ErrorFields;
 
+use super::refusal::Refusal;
 use super::url::Server;
 use crate::net::tls_error::certificate_alert;
 use crate::store::{StoreError, Trouble};
@@ -21,6 +20,8 @@ pub(super) enum Failure {
     Unwritten,
     /// A transaction was committed, but the server warned that no standby has confirmed it.
     Unconfirmed,
+    /// A transaction was committed, but our role may not call what the statement after it calls to wait for the disk.
+    Unflushed(Refusal),
     /// The server could not be reached, so it has seen nothing of the request.
     Unreachable(String),
     /// The server is a standby.
@@ -65,144 +66,6 @@ pub(super) enum Failure {
     ForeignTable(&'static str),
 }
 
-/// An error message of the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
-    /// The SQLSTATE, five characters.
-    pub(super) code: String,
-    /// The server's message.
-    pub(super) message: String,
-    /// Whether the server has closed the connection with it.
-    is_fatal: bool,
-    /// Whether it says that the server is a standby.
-    is_of_standby: bool,
-    /// Whether it ended a session that had begun.
-    ends_session: bool,
-}
-
-/// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual.
-const TRANSIENT: [&str; 10] = [
-    "25P03", // idle_in_transaction_session_timeout
-    "25P04", // transaction_timeout
-    "40001", // serialization_failure
-    "40P01", // deadlock_detected
-    "55P03", // lock_not_available
-    "57014", // query_canceled
-    "57P01", // admin_shutdown
-    "57P02", // crash_shutdown
-    "57P03", // cannot_connect_now
-    "57P05", // idle_session_timeout
-];
-
-/// The classes whose errors pass by themselves or are ended by an administrator: connection exceptions, insufficient resources, system
-/// errors and internal errors.
-const TRANSIENT_CLASSES: [&str; 4] = ["08", "53", "58", "XX"];
-
-/// The SQLSTATEs of errors that do not pass, even if the server, or a pooler in front of it, ends a session with them: our login or the
-/// server's configuration has to change.
-const LASTING: [&str; 4] = [
-    "28000", // invalid_authorization_specification
-    "28P01", // invalid_password
-    "3D000", // invalid_catalog_name
-    "42501", // insufficient_privilege
-];
-
-impl Refusal {
-    /// Reads the fields of an error message.
-    pub(super) fn read(fields: ErrorFields<'_>) -> Self {
-        let mut refusal = Refusal::default();
-        let mut fields = fields;
-        // The severity, in the server's language and untranslated. Poolers leave out the latter.
-        let (mut shown, mut called) = (None, None);
-        while let Ok(Some(field)) = fields.next() {
-            let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
-            let is_fatal = || Some(matches!(field.value_bytes(), b"FATAL" | b"PANIC"));
-            match field.type_() {
-                b'C' => refusal.code = value(),
-                b'M' => refusal.message = value(),
-                b'S' => shown = is_fatal(),
-                b'V' => called = is_fatal(),
-                _ => {}
-            }
-        }
-        refusal.is_fatal = called.or(shown).unwrap_or(false);
-        // read_only_sql_transaction: "cannot execute ... in a read-only transaction"
-        refusal.is_of_standby = refusal.code == "25006";
-        refusal
-    }
-
-    /// Returns the refusal of the statement that begins a transaction that writes. Only a standby rejects that: "cannot set transaction
-    /// read-write mode during recovery", in the server's language.
-    pub(super) fn of_begin(self) -> Self {
-        // feature_not_supported
-        let is_of_standby = self.is_of_standby || self.code == "0A000";
-        Refusal { is_of_standby, ..self }
-    }
-
-    /// Returns the refusal as one that came after login. If it ended the session, the server had reasons of its own, which need not be
-    /// listed: another session may succeed.
-    pub(super) fn in_session(self) -> Self {
-        Refusal { ends_session: self.is_fatal, ..self }
-    }
-
-    /// Returns whether the tables or their schema are missing.
-    pub(super) fn lacks_tables(&self) -> bool {
-        // undefined_table, invalid_schema_name
-        matches!(self.code.as_str(), "42P01" | "3F000")
-    }
-
-    /// Returns whether the role lacks a right.
-    pub(super) fn lacks_rights(&self) -> bool {
-        self.code == "42501"
-    }
-
-    /// Returns whether the same request may be answered a little later.
-    pub(super) fn is_transient(&self) -> bool {
-        // Tables that are missing are created.
-        self.is_of_standby
-            || self.lacks_tables()
-            || self.ends_session && !LASTING.contains(&self.code.as_str())
-            || TRANSIENT_CLASSES.iter().any(|class| self.code.starts_with(class))
-            || TRANSIENT.contains(&self.code.as_str())
-    }
-
-    /// Returns whether the transaction is worth repeating at once: it was rolled back because of others, or because we took too long
-    /// between its round trips.
-    pub(super) fn is_worth_repeating(&self) -> bool {
-        matches!(self.code.as_str(), "25P03" | "25P04" | "40001" | "40P01")
-    }
-
-    /// Returns whether the server rejected a notification because too many are waiting to be read.
-    pub(super) fn is_of_full_queue(&self) -> bool {
-        // program_limit_exceeded
-        self.code == "54000"
-    }
-
-    /// Returns whether others have kept the statement from being carried out in time.
-    pub(super) fn is_busy(&self) -> bool {
-        // lock_not_available, query_canceled
-        matches!(self.code.as_str(), "55P03" | "57014")
-    }
-
-    /// Returns whether the connection has become useless: the server has closed it with this message, or is a standby now.
-    pub(super) fn is_fatal(&self) -> bool {
-        self.is_fatal || self.is_of_standby
-    }
-}
-
-/// Returns whether a notice says that the wait for a standby to confirm a commit was cancelled. Other warnings that come with a commit do
-/// not matter here.
-pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
-    let mut fields = fields;
-    while let Ok(Some(field)) = fields.next() {
-        // The server's function that waits. The notice's code is shared with other warnings, and its text is in the server's language.
-        if field.type_() == b'R' {
-            return field.value_bytes() == b"SyncRepWaitForLSN";
-        }
-    }
-    false
-}
-
 impl Failure {
     /// Returns the failure of an operation on a stream.
     pub(super) fn of_stream(error: &io::Error) -> Self {
@@ -230,7 +93,7 @@ impl Failure {
     /// server marks such a refusal as fatal, a pooler does not always.
     pub(super) fn after(self, refusal: Option<&Refusal>) -> Self {
         match (self, refusal) {
-            (Failure::Closed, Some(refusal)) => Failure::Refused(Refusal { is_fatal: true, ..refusal.clone() }),
+            (Failure::Closed, Some(refusal)) => Failure::Refused(refusal.clone().with_the_connection()),
             (failure, _) => failure,
         }
     }
@@ -277,6 +140,7 @@ impl Failure {
             Failure::NoHost { trouble, .. } => *trouble,
             Failure::Refused(_)
             | Failure::Unwritten
+            | Failure::Unflushed(_)
             | Failure::NoResources(_)
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
@@ -327,6 +191,10 @@ impl Failure {
             Failure::Unconfirmed => anyhow!(
                 "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
             ),
+            Failure::Unflushed(refusal) => anyhow!(
+                "{server} has committed, but rejects the statement that waits for its disk, so a crash could undo it: {refusal}{}",
+                refusal.advice()
+            ),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
             Failure::NewerTables(version) => anyhow!(
@@ -353,60 +221,7 @@ impl Failure {
                 server.schema,
                 server.user
             ),
-            Failure::Refused(refusal) => {
-                let Refusal { code, message, .. } = refusal;
-                let advice = match code.as_str() {
-                    _ if refusal.is_of_standby => "; this is a standby: name the primary in the store's URL",
-                    "42501" => "; lockrun doctor --schema prints the rights that the user needs",
-                    "53300" => {
-                        "; raise that limit (of the server, the database or the role), or use a connection pooler"
-                    }
-                    "53100" => "; its disk is full",
-                    // untranslatable_character
-                    "22P05" => {
-                        "; its database cannot store this key: choose another one, or a database with the encoding UTF8"
-                    }
-                    _ if refusal.is_busy() => {
-                        "; others have used the lock, or its tables, all the time, or their commits wait for a standby"
-                    }
-                    _ => "",
-                };
-                anyhow!("{server} rejects the request: {} (SQLSTATE {}){advice}", escaped(message), escaped(code))
-            }
+            Failure::Refused(refusal) => anyhow!("{server} rejects the request: {refusal}{}", refusal.advice()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refusal(code: &str, is_fatal: bool) -> Refusal {
-        Refusal { code: code.into(), is_fatal, ..Refusal::default() }
-    }
-
-    #[test]
-    fn what_ends_a_session_passes() {
-        // 42P17 does not pass if it is the answer to a statement.
-        for code in ["25P04", "42P17", "57P04", "XX000", "00000"] {
-            let failure = Failure::Refused(refusal(code, true).in_session());
-            assert!(failure.is_closed() && failure.is_transient(), "{code}");
-        }
-        assert!(!refusal("42P17", false).in_session().is_transient());
-        assert!(!refusal("42P17", true).is_transient(), "it was not let in");
-        for code in LASTING {
-            assert!(!refusal(code, true).in_session().is_transient(), "{code}");
-        }
-    }
-
-    #[test]
-    fn troubles_of_the_server_pass() {
-        for code in ["25P04", "53100", "53400", "58030", "XX000", "08006", "40001", "55P03"] {
-            assert!(refusal(code, false).is_transient(), "{code}");
-        }
-        for code in ["22P05", "28P01", "42501", "54000", "55000"] {
-            assert!(!refusal(code, false).is_transient(), "{code}");
-        }
-        assert!(refusal("25P04", true).is_worth_repeating());
     }
 }

@@ -8,12 +8,14 @@ use fallible_iterator::FallibleIterator;
 use nix::errno::Errno;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
+use postgres_protocol::escape::escape_identifier;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
 
 use super::connection::Connection;
-use super::failure::{Failure, Refusal};
+use super::failure::Failure;
 use super::password;
+use super::refusal::Refusal;
 use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
@@ -100,7 +102,7 @@ impl Login<'_> {
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
                 Message::ReadyForQuery(_) => break,
-                Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+                Message::ErrorResponse(body) => return Err(self.rejected(&connection, Refusal::read(body.fields()))),
                 Message::NoticeResponse(_) => {}
                 _ => return Err(Failure::UnexpectedReply("what follows its welcome is not in its protocol")),
             }
@@ -176,7 +178,7 @@ impl Login<'_> {
                 }
                 self.scram(connection, &offered)
             }
-            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => Err(self.rejected(connection, Refusal::read(body.fields()))),
             Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
                 Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
             }
@@ -215,7 +217,7 @@ impl Login<'_> {
                     rounds(body.data())
                 )));
             }
-            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => return Err(self.rejected(connection, Refusal::read(body.fields()))),
             _ => return Err(strange()),
         }
         let mut buffer = BytesMut::new();
@@ -226,7 +228,7 @@ impl Login<'_> {
                 let why = "does not know the password itself: it is not the server that it claims to be";
                 Failure::NotAdmitted(why.to_owned())
             })?,
-            Message::ErrorResponse(body) => return Err(rejected(Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => return Err(self.rejected(connection, Refusal::read(body.fields()))),
             _ => return Err(strange()),
         }
         self.expect_welcome(connection)
@@ -260,7 +262,7 @@ impl Login<'_> {
     fn expect_welcome(&self, connection: &mut Connection) -> Result<(), Failure> {
         match connection.next(self.deadline)? {
             Message::AuthenticationOk => Ok(()),
-            Message::ErrorResponse(body) => Err(rejected(Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => Err(self.rejected(connection, Refusal::read(body.fields()))),
             _ => Err(Failure::UnexpectedReply("its authentication does not end")),
         }
     }
@@ -272,6 +274,35 @@ impl Login<'_> {
                 "requires a password; give one in the store's URL, with --store-file, in PGPASSWORD or in ~/.pgpass";
             Failure::NotAdmitted(why.to_owned())
         })
+    }
+
+    /// Returns the failure for an error message that the server sent instead of a welcome.
+    fn rejected(&self, connection: &Connection, refusal: Refusal) -> Failure {
+        let Server { user, database, encryption, tls, .. } = self.server;
+        let check = "; check the user and the password, and the server's pg_hba.conf";
+        let advice = match refusal.code.as_str() {
+            // invalid_password
+            "28P01" => check.to_owned(),
+            // invalid_authorization_specification: pg_hba.conf admits no such connection, or wants another proof.
+            "28000" => {
+                let wants_identity = connection.is_encrypted() && tls.identity.is_none();
+                let identity = ". If it wants a certificate of its clients, name one with cert=FILE and key=FILE in the store's URL";
+                let wants_plain = connection.is_encrypted() && *encryption == Encryption::IfOffered;
+                let plain = ". If it admits the user only without TLS (hostnossl), write sslmode=disable there";
+                let more = [(wants_identity, identity), (wants_plain, plain)]
+                    .map(|(is_so, text)| if is_so { text } else { "" });
+                format!("{check}{}", more.concat())
+            }
+            // insufficient_privilege
+            "42501" => {
+                let [database, user] = [database, user].map(|name| escape_identifier(name));
+                format!("; its owner admits the user with GRANT CONNECT ON DATABASE {database} TO {user}")
+            }
+            // invalid_catalog_name
+            "3D000" => "; name a database that exists in the store's URL".to_owned(),
+            _ => return Failure::Refused(refusal),
+        };
+        Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
     }
 
     /// Returns the failure of a TLS handshake.
@@ -311,16 +342,4 @@ fn rounds(message: &[u8]) -> u64 {
     let text = String::from_utf8_lossy(message);
     let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
     rounds.map_or(0, |rounds| rounds.parse().unwrap_or(u64::MAX))
-}
-
-/// Returns the failure for an error message that the server sent instead of a welcome.
-fn rejected(refusal: Refusal) -> Failure {
-    let advice = match refusal.code.as_str() {
-        // invalid_password, invalid_authorization_specification
-        "28P01" | "28000" => "; check the user and the password, and the server's pg_hba.conf",
-        // invalid_catalog_name
-        "3D000" => "; name a database that exists in the store's URL",
-        _ => return Failure::Refused(refusal),
-    };
-    Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
 }

@@ -6,7 +6,8 @@
 use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
-use super::failure::{Failure, Refusal};
+use super::failure::Failure;
+use super::refusal::Refusal;
 use super::schema::VERSION;
 use crate::sys::clock::Moment;
 

@@ -23,6 +23,7 @@ mod notices;
 mod operation;
 mod password;
 mod reading;
+mod refusal;
 mod schema;
 mod url;
 mod waiting;
@@ -288,8 +289,11 @@ impl Store for PostgresStore {
             before = Some(answer.clone());
             Applied { answer, ..applied }
         });
-        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::released(answer, Now::unix(now_ms)))
+        match released {
+            Ok(Committed { answer, now_ms, .. }) => Ok(from_state::released(answer, Now::unix(now_ms))),
+            Err(failure @ Failure::Unflushed(_)) => Ok(Released::Unrecorded(self.explain(&failure).to_string())),
+            Err(failure) => Err(self.explain(&failure)),
+        }
     }
 
     /// If this fails, the lease expires, if the claim got one.

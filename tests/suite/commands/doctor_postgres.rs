@@ -1,4 +1,5 @@
-//! `lockrun doctor` on PostgreSQL: what would make locks unsafe or slow is found, and named. For the SQL of its tables see `doctor_schema`.
+//! `lockrun doctor` on PostgreSQL: what would make locks unsafe or slow is found, and named. For the rights of a role see
+//! `doctor_rights`, for the SQL of its tables `doctor_schema`.
 
 use std::fs;
 use std::time::Duration;
@@ -54,7 +55,7 @@ pub(super) fn run_sql(postgres: &Postgres, sql: &[u8]) -> Output {
 
 /// Runs the GRANT or ALTER in the first line with these words, up to its end or a semicolon.
 #[track_caller]
-fn follow(postgres: &Postgres, output: &Output, words: &str) {
+pub(super) fn follow(postgres: &Postgres, output: &Output, words: &str) {
     let text = output.stdout();
     let line = text.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words:?} in {output}"));
     let at = line.find("GRANT ").or_else(|| line.find("ALTER ")).unwrap_or_else(|| panic!("no advice in {line:?}"));
@@ -175,41 +176,6 @@ fn a_primary_that_waits_for_its_standby() {
     follow(&primary, &output, "not for its disk");
     doctor(&primary.url()).exited(0);
     drop(standby);
-}
-
-/// The rights that a role needs if it may not create the tables, as `(object, rights)`.
-const NEEDED: [(&str, &[&str]); 4] = [
-    ("SCHEMA lockrun", &["USAGE"]),
-    ("lockrun.version", &["SELECT"]),
-    ("lockrun.locks", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
-    ("lockrun.waiters", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
-];
-
-// "Exactly what is missing is named, together with the GRANT that would give it": each single right, and the words do give it.
-#[test]
-fn a_role_that_lacks_one_right() {
-    let postgres = well_kept();
-    use_lock(&postgres.url());
-    postgres.ask("CREATE ROLE clerk LOGIN");
-    let url = postgres.url_as("clerk", "");
-    for (object, rights) in NEEDED {
-        postgres.ask(&format!("GRANT {} ON {object} TO clerk", rights.join(", ")));
-    }
-    is_well(doctor(&url), 12);
-    for (object, rights) in NEEDED {
-        for right in rights {
-            postgres.ask(&format!("REVOKE {right} ON {object} FROM clerk"));
-            let output = doctor(&url).exited(69);
-            let table = object.rsplit(['.', ' ']).next().expect("a name");
-            finds(&output, "fail", &["role \"clerk\" lacks", right, table]);
-            let fails = output.stdout().lines().filter(|line| line.starts_with("fail")).count();
-            assert_eq!(fails, 1, "{output}");
-            follow(&postgres, &output, "lacks");
-            let words = ["--key", "rights", "--wait", "1"];
-            Lockrun::at(&url).args(words).command(["true"]).run().exited(0).silent();
-        }
-    }
-    is_well(doctor(&url), 12);
 }
 
 #[test]

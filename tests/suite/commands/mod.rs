@@ -5,6 +5,7 @@ mod by_hand;
 mod doctor;
 mod doctor_etcd;
 mod doctor_postgres;
+mod doctor_rights;
 mod doctor_schema;
 mod kept;
 mod metrics;

@@ -268,3 +268,18 @@ fn a_hand_off_outlives_a_crash() {
     assert_eq!(postgres.count(holders), 0);
     assert_eq!(postgres.ask("SELECT is_granted FROM lockrun.waiters"), "t\n");
 }
+
+// A role that may not make the server wait for its disk apart from a commit: the lock is handed off all the same, and the message says so.
+on_postgres!(a_hand_off_without_the_right_to_wait_for_the_disk, |store, postgres| {
+    postgres.ask(
+        "CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk;
+         REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) FROM PUBLIC",
+    );
+    let call = Lockrun::at(&postgres.url_as("clerk", "")).key("k").args(["--ttl", "1h"]);
+    let holder = waiting_for_its_end(&call);
+    let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
+    until_waiting(store, "k", 1);
+    let released = holder.finish().exited(0).said("the lock \"k\" is free").said("pg_logical_emit_message");
+    assert!(!released.stderr().contains("stays held"), "{released}");
+    waiter.wait().exited(0).printed("ran\n").silent();
+});

@@ -160,7 +160,7 @@ on_postgres!(a_role_that_lacks_a_right, |_store, postgres| {
     for right in ["SELECT", "UPDATE", "INSERT"] {
         postgres.ask(&format!("REVOKE {right} ON lockrun.locks FROM guest"));
         let run = || Lockrun::at(&url).key(right).command(["echo", "ran"]).run();
-        run().exited(69).printed("").said("permission denied").said("lockrun doctor --schema");
+        run().exited(69).printed("").said("permission denied").said("lockrun doctor names the right");
         postgres.ask(&format!("GRANT {right} ON lockrun.locks TO guest"));
         run().exited(0).printed("ran\n").silent();
     }

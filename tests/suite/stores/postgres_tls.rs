@@ -123,6 +123,17 @@ fn a_clients_certificate() {
     fails(&postgres, &parameters);
 }
 
+// What pg_hba.conf wants of the connection itself.
+#[test]
+fn a_connection_that_is_not_admitted() {
+    let said = |access: &str, parameters: &str, words: &str| {
+        let postgres = Postgres::with_tls(&[access]);
+        run(&postgres.url_as("postgres", parameters)).exited(69).printed("").said("pg_hba.conf").said(words);
+    };
+    said("hostnossl all all 127.0.0.1/32 trust", "", "sslmode=disable");
+    said("hostssl all all 127.0.0.1/32 cert", "sslmode=require", "cert=FILE and key=FILE");
+}
+
 // An authority's own certificate, as PostgreSQL's manual makes one for a first server, cannot be a server's here.
 #[test]
 fn a_server_with_an_authoritys_certificate() {

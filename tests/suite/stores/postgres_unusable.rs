@@ -53,6 +53,9 @@ fn logins_that_are_rejected() {
     let rejected = vec!["host all all 127.0.0.1/32 reject".to_owned()];
     let message = is_unusable(&Postgres::with(&Setup { access: rejected, ..Setup::default() }).url(), &[]);
     assert!(message.contains("pg_hba.conf"), "{message:?}");
+    postgres.ask("CREATE ROLE \"night jobs\" LOGIN; REVOKE CONNECT ON DATABASE postgres FROM PUBLIC");
+    let message = is_unusable(&postgres.url_as("night%20jobs", ""), &[]);
+    assert!(message.contains("GRANT CONNECT ON DATABASE \"postgres\" TO \"night jobs\""), "{message:?}");
 }
 
 // "69": a server that has no connection left. A waiter goes on asking.

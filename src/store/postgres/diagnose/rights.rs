@@ -3,12 +3,15 @@
 use postgres_protocol::escape::escape_identifier;
 
 use super::tables::Table;
-use super::{ask_one, text, truth};
+use super::{ask, ask_one, text, truth};
 use crate::store::diagnostic::Diagnostic;
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 use crate::store::postgres::schema::Tables;
 use crate::store::postgres::url::Server;
+
+/// The functions that a hand-off calls. Every role may call them, unless that right was revoked.
+const FUNCTIONS: [&str; 2] = ["pg_notify", "pg_logical_emit_message"];
 
 /// What the role may do outside of the tables.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +21,8 @@ pub(super) struct Rights {
     may_create_schemas: bool,
     /// Whether it may use the schema, if there is one, and create tables in it.
     schema: Option<SchemaRights>,
+    /// Which of the [`FUNCTIONS`] it may not call, each with its arguments.
+    missing_functions: Vec<String>,
 }
 
 /// What the role may do with a schema.
@@ -54,7 +59,17 @@ impl Rights {
         )?;
         let schema = text(&row, 1)
             .map(|_| SchemaRights { may_use: truth(&row, 1) == Some(true), may_create: truth(&row, 2) == Some(true) });
-        Ok(Rights { role: role.to_owned(), may_create_schemas: truth(&row, 0) == Some(true), schema })
+        // The arguments are not the same in all versions. The variant for bytes is not called.
+        let missing_functions = ask(
+            store,
+            "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace \
+             AND proname = ANY ($1::text[]) AND 'bytea'::regtype <> ALL (proargtypes) \
+             AND NOT has_function_privilege(oid, 'EXECUTE')",
+            &[Some(&format!("{{{}}}", FUNCTIONS.join(",")))],
+        )?;
+        let missing_functions = missing_functions.iter().filter_map(|row| text(row, 0).map(str::to_owned)).collect();
+        let may_create_schemas = truth(&row, 0) == Some(true);
+        Ok(Rights { role: role.to_owned(), may_create_schemas, schema, missing_functions })
     }
 }
 
@@ -65,13 +80,29 @@ pub(super) fn judge(
     tables: &Tables,
     server: &Server,
 ) -> (Vec<Diagnostic>, Readiness) {
-    let Rights { role, may_create_schemas, schema: schema_rights } = rights;
+    let Rights { role, may_create_schemas, schema: schema_rights, missing_functions } = rights;
+    let grantee = escape_identifier(role);
+    let lacks = |words: &str, on: &str, owner: &str, more: &str| {
+        let text = format!("role \"{role}\" lacks {words} on {on}");
+        Diagnostic::unusable(text, format!("{owner} grants that with GRANT {words} ON {on} TO {grantee}{more}"))
+    };
+    let lacks_call = |function: &String| {
+        lacks(
+            "EXECUTE",
+            &format!("FUNCTION pg_catalog.{function}"),
+            "a superuser",
+            "; without it no waiter gets the lock in time",
+        )
+    };
+    let mut diagnostics: Vec<_> = missing_functions.iter().map(lacks_call).collect();
     let is_complete = Table::NAMES.iter().all(|name| found.iter().any(|table| table.name == *name));
     if !is_complete {
         let may_create = schema_rights.map_or(*may_create_schemas, |schema| schema.may_create && schema.may_use);
         if !may_create {
-            let text = Failure::NoTables.explain(server).to_string();
-            return (vec![Diagnostic::unusable(text, "")], Readiness::Unusable);
+            diagnostics.push(Diagnostic::unusable(Failure::NoTables.explain(server).to_string(), ""));
+        }
+        if !diagnostics.is_empty() {
+            return (diagnostics, Readiness::Unusable);
         }
         let instead = if *may_create_schemas { "tried in a schema of its own instead" } else { "not tried" };
         let finding = Diagnostic::note(
@@ -80,21 +111,20 @@ pub(super) fn judge(
         );
         return (vec![finding], Readiness::FirstUse { may_create_schemas: *may_create_schemas });
     }
-    let grantee = escape_identifier(role);
-    let lacks = |words: &str, on: &str, kind: &str| {
-        Diagnostic::unusable(
-            format!("role \"{role}\" lacks {words} on {kind}{on}"),
-            format!(
-                "its owner grants that with GRANT {words} ON {kind}{on} TO {grantee}; lockrun doctor --schema prints all that a lock needs"
-            ),
-        )
-    };
-    let mut diagnostics = Vec::new();
+    let lacks_of_ours =
+        |words: &str, on: &str| lacks(words, on, "its owner", "; lockrun doctor --schema prints all that a lock needs");
     if !schema_rights.is_some_and(|schema| schema.may_use) {
-        diagnostics.push(lacks("USAGE", &tables.schema, "SCHEMA "));
+        diagnostics.push(lacks_of_ours("USAGE", &format!("SCHEMA {}", tables.schema)));
     }
     for table in found.iter().filter(|table| !table.missing.is_empty()) {
-        diagnostics.push(lacks(&table.missing.join(", "), &table.in_schema(tables), ""));
+        diagnostics.push(lacks_of_ours(&table.missing.join(", "), &table.in_schema(tables)));
+    }
+    for table in found.iter().filter(|table| table.hides_rows) {
+        let name = table.in_schema(tables);
+        diagnostics.push(Diagnostic::unusable(
+            format!("row-level security on {name} would hide locks from role \"{role}\""),
+            format!("its owner turns that off with ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"),
+        ));
     }
     if diagnostics.is_empty() {
         let finding = Diagnostic::ok(format!("role \"{role}\" may do all that a lock needs"));
@@ -116,7 +146,7 @@ mod tests {
 
     fn rights(may_create_schemas: bool, schema: Option<(bool, bool)>) -> Rights {
         let schema = schema.map(|(may_use, may_create)| SchemaRights { may_use, may_create });
-        Rights { role: "a b".into(), may_create_schemas, schema }
+        Rights { role: "a b".into(), may_create_schemas, schema, missing_functions: Vec::new() }
     }
 
     fn all() -> Vec<Table> {

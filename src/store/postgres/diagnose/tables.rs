@@ -14,6 +14,8 @@ pub(super) struct Table {
     pub(super) name: String,
     /// The rights on it that our role lacks.
     pub(super) missing: Vec<&'static str>,
+    /// Whether row-level security applies to our role.
+    pub(super) hides_rows: bool,
     /// Whether a crash empties it.
     pub(super) is_unlogged: bool,
     /// Whether autovacuum leaves it alone.
@@ -35,7 +37,7 @@ impl Table {
         let statement = format!(
             "SELECT c.relname, c.relpersistence = 'u', pg_catalog.pg_stat_get_dead_tuples(c.oid), \
              (SELECT NOT option_value::boolean FROM pg_catalog.pg_options_to_table(c.reloptions) \
-              WHERE option_name = 'autovacuum_enabled'), {may} \
+              WHERE option_name = 'autovacuum_enabled'), pg_catalog.row_security_active(c.oid), {may} \
              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) ORDER BY c.relname"
         );
@@ -47,10 +49,11 @@ impl Table {
         let name = text(row, 0).unwrap_or_default().to_owned();
         // The version is only read.
         let needed = if name == "version" { &RIGHTS[..1] } else { &RIGHTS[..] };
-        let lacks = |at: usize| truth(row, 4 + at) != Some(true);
+        let lacks = |at: usize| truth(row, 5 + at) != Some(true);
         Table {
             missing: needed.iter().enumerate().filter(|(at, _)| lacks(*at)).map(|(_, right)| *right).collect(),
             name,
+            hides_rows: truth(row, 4) == Some(true),
             is_unlogged: truth(row, 1) == Some(true),
             dead: number(row, 2).and_then(|count| count.try_into().ok()).unwrap_or(0),
             is_never_vacuumed: truth(row, 3) == Some(true),
@@ -111,12 +114,12 @@ mod tests {
 
     #[test]
     fn a_row_is_read() {
-        let row = |values: [&str; 8]| values.map(|value| (!value.is_empty()).then(|| value.to_owned())).to_vec();
-        let locks = Table::read(&row(["locks", "t", "17", "", "t", "f", "t", "f"]));
+        let row = |values: [&str; 9]| values.map(|value| (!value.is_empty()).then(|| value.to_owned())).to_vec();
+        let locks = Table::read(&row(["locks", "t", "17", "", "t", "t", "f", "t", "f"]));
         assert_eq!((locks.missing, locks.dead), (vec!["INSERT", "DELETE"], 17));
-        assert!(locks.is_unlogged && !locks.is_never_vacuumed);
-        let version = Table::read(&row(["version", "f", "0", "t", "t", "f", "f", "f"]));
-        assert!(version.missing.is_empty() && version.is_never_vacuumed && !version.is_unlogged);
+        assert!(locks.is_unlogged && !locks.is_never_vacuumed && locks.hides_rows);
+        let version = Table::read(&row(["version", "f", "0", "t", "f", "t", "f", "f", "f"]));
+        assert!(version.missing.is_empty() && version.is_never_vacuumed && !version.is_unlogged && !version.hides_rows);
     }
 
     #[test]
