@@ -103,6 +103,11 @@ impl Failure {
         matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
     }
 
+    /// Returns whether an administrator, or the server itself, ended the session.
+    pub(super) fn is_of_ended_session(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_of_ended_session())
+    }
+
     /// Returns whether the connection is closed, for whatever reason.
     pub(super) fn is_closed(&self) -> bool {
         match self {

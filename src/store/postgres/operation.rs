@@ -77,6 +77,8 @@ struct Attempt {
     connect_by: Moment,
     /// Until when it waits for answers.
     answer_by: Moment,
+    /// Whether the connection was already open, and idle.
+    was_idle: bool,
     /// Whether another attempt may follow if the connection is lost in the second trip.
     may_be_repeated: bool,
 }
@@ -89,9 +91,9 @@ impl Attempt {
             connect_by: deadline,
             // An old connection may lead to a server that is gone.
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
-            // A request under a token has the same outcome if it is carried out again. An old connection may have been closed for reasons
-            // that do not concern this request.
-            may_be_repeated: subject.asking.is_some() && is_connected,
+            was_idle: is_connected,
+            // A request under a token has the same outcome if it is carried out again.
+            may_be_repeated: subject.asking.is_some(),
         }
     }
 
@@ -104,7 +106,12 @@ impl Attempt {
                 subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
-            failure if failure.is_closed() && self.may_be_repeated => self.may_be_repeated = false,
+            // An old connection may have been closed for reasons that do not concern this request.
+            failure
+                if self.may_be_repeated && (failure.is_closed() && self.was_idle || failure.is_of_ended_session()) =>
+            {
+                self.may_be_repeated = false;
+            }
             _ => return Err(failure),
         }
         self.connect_by = self.answer_by;
@@ -166,20 +173,25 @@ impl PostgresStore {
         Err(last)
     }
 
-    /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, opens a
-    /// new one, once; if a host turns out to be a standby, which a pooler in front of it may conceal, tries the others.
+    /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, or an
+    /// administrator ends the session, opens a new one, once; if a host turns out to be a standby, which a pooler in front of it may
+    /// conceal, tries the others.
     fn first_trip(&mut self, subject: Subject<'_>, attempt: &Attempt) -> Result<Found, Failure> {
         let answer_by = attempt.answer_by;
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
+        let mut was_ended = false;
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
-            let connection = self.connected(attempt.connect_by)?;
-            let carry_out_by = answer_by.min(Moment::now() + timeout);
-            match Found::read(connection, &tables, subject, attempt.lock, carry_out_by, answer_by) {
+            let read = self.connected(attempt.connect_by).and_then(|connection| {
+                let carry_out_by = answer_by.min(Moment::now() + timeout);
+                Found::read(connection, &tables, subject, attempt.lock, carry_out_by, answer_by)
+            });
+            match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
+                Err(failure) if !was_ended && failure.is_of_ended_session() => was_ended = true,
                 found => return found.map_err(|failure| self.find_mismatch(failure, answer_by)),
             }
         }

@@ -125,6 +125,13 @@ impl Refusal {
         self.code == "54000"
     }
 
+    /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed. That says nothing
+    /// about the request.
+    pub(super) fn is_of_ended_session(&self) -> bool {
+        // admin_shutdown, crash_shutdown
+        self.ends_session && matches!(self.code.as_str(), "57P01" | "57P02")
+    }
+
     /// Returns whether others have kept the statement from being carried out in time.
     pub(super) fn is_busy(&self) -> bool {
         // lock_not_available, query_canceled
