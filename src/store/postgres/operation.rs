@@ -285,6 +285,8 @@ impl PostgresStore {
         match connection.run(&tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
+            // The next attempt finds them.
+            Err(Failure::Refused(refusal)) if refusal.is_of_existing() => Ok(()),
             Err(failure) => Err(failure),
         }
     }

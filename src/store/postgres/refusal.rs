@@ -98,6 +98,13 @@ impl Refusal {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
+    /// Returns whether what was to be created exists already, although the server did not find it before: a session notices late what others
+    /// have created.
+    pub(super) fn is_of_existing(&self) -> bool {
+        // duplicate_schema, duplicate_table, unique_violation (in the server's own catalogues)
+        matches!(self.code.as_str(), "42P06" | "42P07" | "23505")
+    }
+
     /// Returns whether the role lacks a right.
     pub(super) fn lacks_rights(&self) -> bool {
         self.code == "42501"
