@@ -14,10 +14,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use libc::pid_t;
-
-use super::process::own_pid;
-
 /// The attributes that mark a cgroup as delegated: for a user's services, and for the system's.
 const DELEGATED: [&CStr; 2] = [c"user.delegate", c"trusted.delegate"];
 
@@ -51,7 +47,7 @@ impl ParentCgroup {
         if own_cgroup().as_ref() != Some(&self.shown) {
             return None;
         }
-        let path = self.child(own_pid());
+        let path = self.path.join(format!("lockrun-{}", std::process::id()));
         fs::create_dir(&path).ok()?;
         let procs = File::options().write(true).open(path.join("cgroup.procs")).ok();
         if procs.is_none() {
@@ -59,17 +55,6 @@ impl ParentCgroup {
             return None;
         }
         Some(Cgroup { path, procs })
-    }
-
-    /// Returns the cgroup that the process with this id has created in it, if any. The process must not have been reaped: another one
-    /// with its id could have created a cgroup of that name.
-    pub(super) fn created_by(&self, pid: pid_t) -> Option<Cgroup> {
-        let path = self.child(pid);
-        path.is_dir().then_some(Cgroup { path, procs: None })
-    }
-
-    fn child(&self, creator: pid_t) -> PathBuf {
-        self.path.join(format!("lockrun-{creator}"))
     }
 }
 

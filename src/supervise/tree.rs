@@ -86,9 +86,8 @@ impl Tree {
         })
     }
 
-    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one, with the `cgroup`
-    /// that the parent created for it.
-    pub(super) fn adopt(command: pid_t, own_group: bool, preexisting: Preexisting, cgroup: Option<Cgroup>) -> Self {
+    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one.
+    pub(super) fn adopt(command: pid_t, own_group: bool, preexisting: Preexisting) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
@@ -99,7 +98,7 @@ impl Tree {
             unreported: None,
             gone: false,
             missed: Missed::default(),
-            cgroup,
+            cgroup: None,
             preexisting,
         }
     }

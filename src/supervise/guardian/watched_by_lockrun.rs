@@ -27,7 +27,6 @@ use super::oversight::{Oversight, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
 use crate::lock::milestones::Milestones;
-use crate::supervise::cgroup::ParentCgroup;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
 use crate::supervise::preexisting::Preexisting;
@@ -173,7 +172,6 @@ impl Parent {
         let now = Moment::now();
         let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
         self.guardian.signal(libc::SIGKILL);
-        let cgroup = ParentCgroup::find().and_then(|parent| parent.created_by(self.guardian.0));
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
@@ -182,11 +180,10 @@ impl Parent {
             Stage::Running(command) | Stage::AwaitingDescendants(command) => command,
             _ => 0,
         };
-        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting, cgroup);
+        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;
-        supervisor.dismiss();
         Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.oversight.milestones()))
     }
 }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::calm::late;
 use crate::support::deadline::happens_within;
-use crate::support::processes::{find_program, is_alive, need_root, own_control_group, send};
+use crate::support::processes::{find_program, is_alive, need_root, own_control_group};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
@@ -108,21 +108,6 @@ on_every_lease_store!(what_forks_fast_is_dead_too, |store| {
     eventually(LONG, "the group is gone", || group.below().is_empty());
     let output = Lockrun::new(store).key("cgroup").args(["--wait", "20s"]).command(["echo", "ran"]).run();
     output.exited(0).printed("ran\n").silent();
-});
-
-// "Nothing is left": if the guardian is killed, lockrun ends the command in its control group, and removes that.
-on_every_lease_store!(a_killed_guardian_leaves_no_group, |store| {
-    let group = Delegated::make(&format!("guardian-{}", store.name()));
-    let python = find_program("python3");
-    let words = [python.to_str().expect("a plain path"), "-c", FORKS];
-    let call = Lockrun::new(store).key("cgroup").command(words);
-    let mut run = call.in_shell(&group.entering()).spawn_alone();
-    run.wait_for_line("ready");
-    assert_eq!(group.below().len(), 1, "the command has a group of its own");
-    send(run.guardians()[0], Signal::SIGKILL);
-    eventually(LONG, "everything is dead", || run.has_ended() && run.processes().is_empty());
-    run.wait().exited(125);
-    eventually(LONG, "the group is gone", || group.below().is_empty());
 });
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124": also processes that fork fast, on every store, and the group is gone.
