@@ -12,7 +12,7 @@ use nix::unistd::{Uid, gethostname, getuid};
 use serde::{Deserialize, Serialize};
 
 use crate::sys::accounts;
-use crate::text::escape::{escaped, without_secrets};
+use crate::text::escape::{escaped, without_secrets, word_without_credentials};
 
 /// The longest command line that is recorded, in bytes.
 const COMMAND_MAX: usize = 512;
@@ -86,7 +86,7 @@ impl fmt::Display for Holder {
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {
-        let word = word.to_string_lossy();
+        let word = word_without_credentials(&word.to_string_lossy());
         let separator = if line.is_empty() { "" } else { " " };
         let quote = if word.is_empty() || word.contains(char::is_whitespace) { "'" } else { "" };
         line.push_str(separator);
@@ -97,7 +97,7 @@ fn command_line(argv: &[OsString]) -> String {
             break;
         }
     }
-    // Before the line is cut: half a URL would show its password.
+    // Before the line is cut: half a token would be shown.
     let mut line = without_secrets(&line);
     if line.len() > COMMAND_MAX {
         line.truncate(line.floor_char_boundary(COMMAND_MAX));

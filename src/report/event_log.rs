@@ -16,7 +16,7 @@ use crate::lock::holder::Holder;
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::report;
 use crate::sys::clock::Moment;
-use crate::text::escape::{escaped, json_for_terminals};
+use crate::text::escape::{escaped, json_for_terminals, word_without_credentials};
 
 /// A file to which the events of a run are appended.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl EventLog {
         };
         report::say(&format!(
             "warning: cannot write events to {}: {why}; the run continues",
-            escaped(&self.path.to_string_lossy())
+            escaped(&word_without_credentials(&self.path.to_string_lossy()))
         ));
     }
 }

@@ -13,7 +13,7 @@ use super::start::NotStarted;
 use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, StopReason, why_not_executed};
-use crate::text::escape::escaped;
+use crate::text::escape::{escaped, word_without_credentials};
 
 /// The most stuck processes that a message names.
 const STUCK_NAMED: usize = 5;
@@ -110,7 +110,7 @@ impl Run<'_> {
 
     /// Returns the program, escaped for messages.
     pub(super) fn program(&self) -> String {
-        escaped(&self.plan.argv[0].to_string_lossy())
+        escaped(&word_without_credentials(&self.plan.argv[0].to_string_lossy()))
     }
 
     /// Returns the lock's name, escaped for messages.

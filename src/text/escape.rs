@@ -61,15 +61,26 @@ pub fn escaped_os(text: &OsStr) -> String {
 }
 
 /// Masks everything in `text` that could be the user part of a URL, which the user may have typed in the wrong place, and the
-/// passwords in the parameters of URLs.
+/// passwords in the parameters of URLs. A URL ends at a blank or a quotation mark.
 pub fn without_credentials(text: &str) -> String {
+    without_credentials_up_to(&[' ', '\'', '"', '\n'], text)
+}
+
+/// Masks the same in a word of a command line. If it is one word for a shell, too, a URL in it ends with it, whatever characters its
+/// password has.
+pub fn word_without_credentials(word: &str) -> String {
+    if word.contains(char::is_whitespace) { without_credentials(word) } else { without_credentials_up_to(&[], word) }
+}
+
+/// Masks the same in URLs that end at one of these characters.
+fn without_credentials_up_to(ends: &[char], text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("://") {
-        let (url, after) = after.split_at(after.find([' ', '\'', '"', '\n']).unwrap_or(after.len()));
+        let (url, after) = after.split_at(after.find(ends).unwrap_or(after.len()));
         shown.push_str(before);
         shown.push_str("://");
-        // The query first: an `@` in a password is none that ends a user part.
+        // The query first: an `@` in a password does not end a user part.
         let url = without_query_passwords(url);
         match url.rsplit_once('@') {
             Some((_, place)) => shown.extend(["***@", place]),
@@ -104,17 +115,22 @@ fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
 }
 
 /// Masks everything before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, even a
-/// mistyped one.
+/// mistyped one. Also masks the passwords in its parameters.
 pub fn without_credentials_of(value: &str, message: &str) -> String {
-    match value.trim().rsplit_once('@') {
-        Some((secret, _)) if !secret.is_empty() => {
-            // The message may repeat it in quotation marks or as it is.
-            let quoted = format!("{secret:?}");
-            let repeated = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(secret);
-            message.replace(&format!("{repeated}@"), "***@")
-        }
-        _ => message.to_owned(),
+    let value = value.trim();
+    let parameters = value.split(['?', '&']).filter_map(password_parameter);
+    let mut masks: Vec<_> =
+        parameters.map(|(name, secret)| (format!("{name}={secret}"), format!("{name}=***"))).collect();
+    if let Some((secret, _)) = without_query_passwords(value).rsplit_once('@').filter(|(secret, _)| !secret.is_empty())
+    {
+        masks.push((format!("{secret}@"), "***@".to_owned()));
     }
+    masks.into_iter().fold(message.to_owned(), |message, (secret, mask)| {
+        // The message may repeat it in quotation marks or as it is.
+        let quoted = format!("{secret:?}");
+        let quoted = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(&secret);
+        message.replace(quoted, &mask).replace(&secret, &mask)
+    })
 }
 
 /// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@` without
@@ -186,6 +202,8 @@ mod tests {
             ("u:s'e@h", "\"***@h\" is no number"),
             ("\"u\":s@h", "\"***@h\" is no number"),
             ("redis://u:p@h", "\"***@h\" is no number"),
+            ("h/m?sentinel_password=s\"e&db=1", "\"h/m?sentinel_password=***&db=1\" is no number"),
+            ("redis://u:p@h/?password=a@b", "\"***@h/?password=***\" is no number"),
             ("5", "\"5\" is no number"),
         ] {
             assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
@@ -205,6 +223,17 @@ mod tests {
     fn credentials_are_not_said_again() {
         let said = "unexpected value 'redis://u:pass@word@host' for '--skip', file:///x";
         assert_eq!(without_credentials(said), "unexpected value 'redis://***@host' for '--skip', file:///x");
+    }
+
+    #[test]
+    fn a_password_with_quotation_marks_is_not_said_again() {
+        for (word, shown) in [
+            ("--store=redis://u:pa'ss\"w@h", "--store=redis://***@h"),
+            ("redis://h?sentinel_password=se'cret&db=1", "redis://h?sentinel_password=***&db=1"),
+            ("x='redis://u:p@h'; echo 'a@b'", "x='redis://***@h'; echo 'a@b'"),
+        ] {
+            assert_eq!(word_without_credentials(word), shown);
+        }
     }
 
     #[test]
