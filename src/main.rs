@@ -206,7 +206,12 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
 fn print_help(text: &str) -> Outcome {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
     let mut out = std::io::stdout();
-    match out.write_all(wrapped(text, width).as_bytes()).and_then(|()| out.flush()) {
+    let printed = if supervise::entry::stdout_was_closed() {
+        Err(std::io::Error::other("standard output is closed"))
+    } else {
+        out.write_all(wrapped(text, width).as_bytes()).and_then(|()| out.flush())
+    };
+    match printed {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             report::say(&format!("cannot print the help: {error}"));
             Outcome::Failed

@@ -95,7 +95,7 @@ pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
         return Ok(());
     };
     let are_visible = supervise::processes_are_visible()
-        .with_context(|| format!("cannot run the command {reason}: cannot read /proc (see ulimit -n)"))?;
+        .with_context(|| format!("cannot run the command {reason}: cannot read /proc"))?;
     anyhow::ensure!(
         are_visible,
         "cannot run the command {reason}: /proc is not mounted, or is that of another PID namespace, so the command's \
