@@ -141,9 +141,9 @@ end
 
 local ended = drop_ended()
 
--- A waiter that asks is listening. (Delete only if there is mail: after a script's first write, even one that changes
--- nothing, a server that is out of memory would let its other writes pass.)
-if unread_since(TOKEN) then
+-- A waiter that asks is listening. Delete its mail even if there is none: after a script's first write, a server that is out
+-- of memory lets its other writes pass, so waiters keep their turn.
+if ends_of(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 

@@ -12,6 +12,8 @@
 
 local GRANTED, NOTIFIED = ARGV[1], ARGV[2]
 
+allow_when_full()
+
 local notified, listening = 0, false
 for token in string.gmatch(NOTIFIED, '%S+') do
   notified = notified + 1

@@ -181,6 +181,24 @@ on_redis!(a_server_out_of_memory_renews, |store, redis| {
     assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
 });
 
+// "Waiters get the lock in the order in which they came": also on a server that has run out of memory since they came, and no run that comes
+// later gets it before them.
+on_redis!(a_server_out_of_memory_keeps_the_order, |store, redis| {
+    const WAITERS: usize = 4;
+    let holder = Holder::new(store, "full");
+    let mut queue = Queue::new(store, "full").doing("sleep 0.1");
+    queue.join(WAITERS);
+    redis.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    redis.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    holder.end();
+    eventually(LONG, "all waiters have run", || {
+        let newcomer = queue.newcomer("new", &["--fail", "-q"]).run();
+        assert!(matches!(newcomer.status, Some(69 | 75)), "{newcomer}, after {:?}", queue.begun());
+        queue.begun().len() == WAITERS
+    });
+    queue.end().in_order(0..WAITERS);
+});
+
 // "A Redis user (ACL) needs no more than this".
 on_redis!(the_documented_rights_are_enough, |store, redis| {
     let page = include_str!("../../../docs/stores.md");
