@@ -45,12 +45,26 @@ impl Mode {
     /// Held alone.
     pub const EXCLUSIVE: Self = Mode::Slots(1);
 
+    /// Returns whether the lock is held alone.
+    // Serde requires a reference.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn is_exclusive(&self) -> bool {
+        *self == Self::EXCLUSIVE
+    }
+
     /// Returns the number of slots if there are several: only then does a run learn its slot.
     pub fn several_slots(self) -> Option<u32> {
         match self {
             Mode::Slots(slots) if slots > 1 => Some(slots),
             _ => None,
         }
+    }
+}
+
+impl Default for Mode {
+    /// Returns [`Mode::EXCLUSIVE`].
+    fn default() -> Self {
+        Self::EXCLUSIVE
     }
 }
 

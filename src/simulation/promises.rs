@@ -130,7 +130,7 @@ impl World {
         let now_ms = self.server_ms();
         let holders = self.server.state.holders.iter();
         let in_force = holders.filter(|holder| self.server.is_held_by(&holder.token, now_ms));
-        let shares: Vec<bool> = in_force.map(|holder| holder.is_shared).collect();
+        let shares: Vec<bool> = in_force.map(|holder| holder.mode == Mode::Shared).collect();
         let most = if let Sharing::Slots(slots) = self.scenario.sharing { slots as usize } else { 1 };
         if shares.len() > most && !shares.iter().all(|shares| *shares) {
             self.fail("the server lets more hold the lock than may");
@@ -173,8 +173,10 @@ impl World {
         let first = first.filter(|it| run_of(&it.token).is_some_and(has_settled));
         let in_force = || state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
         let has_room = |mode: Mode| match mode {
-            Mode::Shared => in_force().all(|holder| holder.is_shared),
-            Mode::Slots(slots) => in_force().count() < slots as usize && !in_force().any(|holder| holder.is_shared),
+            Mode::Shared => in_force().all(|holder| holder.mode == Mode::Shared),
+            Mode::Slots(slots) => {
+                in_force().count() < slots as usize && !in_force().any(|holder| holder.mode == Mode::Shared)
+            }
         };
         let is_blocked = is_sound && first.is_some_and(|first| has_room(first.mode));
         if !is_blocked {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::lock::claim::Mode;
 use crate::lock::key::Key;
 use crate::lock::state::{self, Facts, HolderState, LockState, Now, WaiterState};
 use crate::store::{
@@ -77,9 +78,9 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
             since_ms: now.unix_of(holder.since_ms),
             expires_in: held.expires_in,
             fence: holder.fence,
-            slot: holder.has_slots.then_some(holder.slot),
+            slot: holder.mode.several_slots().map(|_| holder.slot),
             purpose: holder.purpose,
-            is_shared: holder.is_shared,
+            is_shared: holder.mode == Mode::Shared,
             value: holder.value.as_ref().map(|value| value.value.clone()),
             revoked: holder.revoked_by.is_some(),
             token: held.token,

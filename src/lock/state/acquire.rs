@@ -83,7 +83,7 @@ pub enum Acquired {
         /// The first holder.
         first: Option<Held>,
         /// The place in the queue, from 0, if the request waits. `None` if it did not ask to wait, if too many already do, or
-        /// if its token already shares the lock or held it until the store forgot it.
+        /// if its token already holds the lock otherwise or held it until the store forgot it.
         place: Option<usize>,
         /// What [`LockState::ended_unix_ms`] returns, for [`Seen::after`].
         ended_unix_ms: u64,
@@ -111,14 +111,10 @@ impl LockState {
             return Ok(self.finish_with(Acquired::Cancelled, Vec::new()));
         }
         self.drop_ended(Some(token), now, facts);
-        let is_not_as_asked = |holder: &HolderState| {
-            // The answer would say that it holds the lock alone, or that it never lost it.
-            holder.is_shared && ask.claim.mode != Mode::Shared || holder.purpose == Purpose::Forgotten
-        };
-        if self.position(token).is_some_and(|at| is_not_as_asked(&self.holders[at])) {
-            return Ok(self.refused(None, now, facts));
-        }
         if let Some(at) = self.position(token) {
+            if !self.is_held_as_asked(at, ask.claim.mode) {
+                return Ok(self.refused(None, now, facts));
+            }
             let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, lease, .. } = &self.holders[at];
             let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
@@ -154,6 +150,18 @@ impl LockState {
             }
         };
         Ok(self.refused(place, now, facts))
+    }
+
+    /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it never
+    /// lost the lock, or that it holds the lock in another mode, which its slot or the other holders do not allow.
+    fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
+        let holder = &self.holders[at];
+        let is_possible = || match (holder.mode, mode) {
+            (Mode::Shared, _) => false,
+            (_, Mode::Slots(slots)) if holder.slot >= slots => false,
+            _ => self.fits(mode, Some(&holder.token)),
+        };
+        holder.purpose != Purpose::Forgotten && (holder.mode == mode || is_possible())
     }
 
     /// Hands off what is free, and answers that the request does not hold the lock.
@@ -224,8 +232,7 @@ impl LockState {
             token: claim.token.clone(),
             fence,
             slot,
-            has_slots: mode.several_slots().is_some(),
-            is_shared: mode == Mode::Shared,
+            mode,
             once_per_ms: claim.once_per.map(millis),
             value,
             who: claim.holder.clone(),

@@ -36,6 +36,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use super::claim::Mode;
 use super::ending::Ending;
 use super::holder::Holder;
 use super::token::Token;
@@ -94,12 +95,9 @@ pub struct HolderState {
     pub fence: u64,
     /// Its slot.
     pub slot: u32,
-    /// Whether its claim asked for one of several slots. Otherwise its slot means nothing to it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub has_slots: bool,
-    /// Whether it shares the lock with other shared holders.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_shared: bool,
+    /// How it may share the lock.
+    #[serde(default, skip_serializing_if = "Mode::is_exclusive")]
+    pub mode: Mode,
     /// Its claim's [`Claim::once_per`](crate::lock::claim::Claim::once_per).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per_ms: Option<u64>,
@@ -360,7 +358,7 @@ impl HolderState {
             ends_ms: lease.and_then(|lease| lease.ends_ms),
             ttl_ms: lease.and_then(|lease| lease.ttl_ms),
             purpose: self.purpose,
-            is_exclusive: !self.is_shared && !self.has_slots,
+            is_exclusive: self.mode.is_exclusive(),
             fence: self.fence,
             token: self.token.clone(),
         }

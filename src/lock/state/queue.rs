@@ -183,18 +183,23 @@ impl LockState {
     /// one of those waiters would then find too many holders when it claims: that waiter is ahead, and its claim hands the lock
     /// off again.
     pub fn has_room(&self, mode: Mode) -> bool {
-        let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
-        if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
+        let (held, granted) = (self.held(), self.waiters.iter().filter(|waiter| waiter.grant.is_some()));
+        let is_in_the_way = |granted: &WaiterState| matches!(granted.mode, Mode::Slots(slots) if slots <= held);
+        self.fits(mode, None) && !granted.into_iter().any(is_in_the_way)
+    }
+
+    /// Returns whether this mode allows a holder beside the holders and the waiters with a grant, except for `own`.
+    pub(super) fn fits(&self, mode: Mode, own: Option<&Token>) -> bool {
+        let holders = || self.holders.iter().filter(|holder| Some(&holder.token) != own);
+        let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some() && Some(&waiter.token) != own);
+        if holders().any(|holder| holder.purpose == Purpose::Forgotten) {
             return false;
         }
-        let share = || self.holders.iter().map(|it| it.is_shared).chain(granted().map(|it| it == Mode::Shared));
+        let shares: Vec<bool> =
+            holders().map(|it| it.mode).chain(granted.map(|it| it.mode)).map(|mode| mode == Mode::Shared).collect();
         match mode {
-            Mode::Shared => share().all(|shares| shares),
-            Mode::Slots(slots) => {
-                let held = self.held();
-                let is_in_the_way = |granted: Mode| matches!(granted, Mode::Slots(slots) if slots <= held);
-                held < slots && !share().any(|shares| shares) && !granted().any(is_in_the_way)
-            }
+            Mode::Shared => shares.iter().all(|shares| *shares),
+            Mode::Slots(slots) => shares.len() < slots as usize && !shares.contains(&true),
         }
     }
 

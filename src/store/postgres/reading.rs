@@ -321,7 +321,7 @@ mod tests {
                     token: token(100 + number),
                     slot: u32::try_from(number).expect("is small"),
                     since_ms: NOW_MS - 1000,
-                    is_shared: shares,
+                    mode: if shares { Mode::Shared } else { Mode::EXCLUSIVE },
                     lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
                     ..HolderState::default()
                 });

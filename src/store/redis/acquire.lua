@@ -17,7 +17,7 @@
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0, look again in, granted, notified, ended, withheld}
 --                   it is not; times in ms
---                   place -1: we do not wait, because too many do, or because our token shares the lock or was forgotten
+--                   place -1: we do not wait, because too many do, or because our token holds the lock otherwise or was forgotten
 --                   ended: when a hold last ended
 --                   withheld: for how long nothing is granted yet, after a failover
 --       {2, began, now, granted, notified}
@@ -105,6 +105,12 @@ local function is_refused()
   return room.count > 0 and fits(SLOTS, room) and not ends_of(TOKEN)
 end
 
+-- Whether we hold the lock in another mode than we ask for, and cannot hold it in this one: beside the others in `room`, or with
+-- our slot.
+local function is_held_otherwise(own, room)
+  return (own.slots or 1) ~= SLOTS and (own.slots == 0 or SLOTS > 0 and own.slot >= SLOTS or not fits(SLOTS, room))
+end
+
 -- The listening waiters ahead of us.
 local function those_ahead()
   local ahead = {}
@@ -153,8 +159,9 @@ if own.fence and not granted then
   redis.call('HDEL', INFO, TOKEN)
   own = {}
 end
-if own.fence and (own.slots == 0 and SLOTS > 0 or own.forgotten) then
-  -- Otherwise the reply would say that it holds the lock alone, or that it has never lost it.
+local room = survey(TOKEN)
+if own.fence and (own.forgotten or is_held_otherwise(own, room)) then
+  -- Otherwise the reply would say that it holds the lock alone, or one of so many slots, or that it has never lost it.
   local handed, notified = hand_off()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, notified, last_end(), 0}
@@ -171,7 +178,6 @@ if done then
   expire_holders()
   return {2, done, now, handed, notified}
 end
-local room = survey(TOKEN)
 if SEEN.token and not (own.fence or room.held or ends_of(SEEN.token) and info_of(SEEN.token).fence) and last_end() <= SEEN.ended
   and now < (SEEN.ends or math.huge) then
   -- The server has lost the holder that we saw: no hold has ended since, and only forgotten holders hold the lock. (A grant
@@ -208,7 +214,7 @@ if mine then
   local leads = info.leads
   if not info.fence then
     info = {who = cjson.decode(WHO), slot = granted and info.slot or lowest_slot(SLOTS, room), hand = HAND or nil,
-      request = REQUEST, slots = SLOTS == 0 and 0 or nil, several = SLOTS > 1 or nil, once = ONCE > 0 and ONCE or nil}
+      request = REQUEST, slots = SLOTS, once = ONCE > 0 and ONCE or nil}
     take_hold(TOKEN, TTL, info)
     remove_waiter(TOKEN)
   elseif info.request ~= REQUEST then

@@ -17,11 +17,9 @@ pub(super) struct Info {
     pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
-    /// Whether the holder has said that there are several slots.
-    pub(super) has_slots: bool,
     pub(super) purpose: Purpose,
-    /// How many may hold the lock; 0: all that share it. Holders keep only the 0.
-    pub(super) slots: Option<u64>,
+    /// How many it lets hold the lock; 0: all that share it.
+    pub(super) slots: u64,
     pub(super) value: Option<String>,
     pub(super) joined: Option<u64>,
     pub(super) is_revoked: bool,
@@ -37,9 +35,8 @@ impl Info {
             ttl: number(&info["ttl"]).unwrap_or_default(),
             fence: number(&info["fence"]).unwrap_or_default(),
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
-            has_slots: info["several"] == true,
             purpose: purpose(&info),
-            slots: number(&info["slots"]),
+            slots: number(&info["slots"]).unwrap_or(1),
             value: info["value"].as_str().map(str::to_owned),
             joined: number(&info["joined"]),
             is_revoked: !info["revoked"].is_null(),

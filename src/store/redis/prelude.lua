@@ -2,12 +2,11 @@
 -- Every script gets the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON. Of a holder {who, since, fence, slot, ttl} and, where they apply, {slots, several, once,
+--       2 info      hash: token -> JSON. Of a holder {who, since, fence, slot, ttl} and, where they apply, {slots, once,
 --                   value, place, hand, kept, released, revoked, forgotten, request}; of a waiter {who, slots, most, joined}, also
---                   {since, slot} once the lock is granted to it, and {leads, probed}
---                   slots: how many it lets hold the lock at once; 0: all that share it. Holders keep only the 0
+--                   {since, slot} once the lock is granted to it, and {leads, probed, requests}
+--                   slots: how many it lets hold the lock at once; 0: all that share it
 --                   most: the greatest such number up to its place in the queue, or MANY
---                   several: the holder has said that there are several slots
 --                   once: once its run has succeeded, no other run is wanted for so many ms after it began
 --                   leads: others wait for it to claim the lock
 --                   probed: when waiters were last asked for a sign of life because of it

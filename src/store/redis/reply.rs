@@ -184,9 +184,9 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
             since_ms: now_ms.saturating_sub(u64::try_from(*held_for).unwrap_or_default()),
             expires_in: millis(*expires_in),
             fence: info.fence,
-            slot: info.has_slots.then_some(info.slot),
+            slot: (info.slots > 1).then_some(info.slot),
             purpose: info.purpose,
-            is_shared: info.slots == Some(0),
+            is_shared: info.slots == 0,
             value: info.value,
             revoked: info.is_revoked,
             token: read_token(token),
@@ -260,12 +260,20 @@ fn read_first(holder: &Value) -> Option<state::Held> {
     let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
         return None;
     };
-    let Info { who, since: since_ms, ttl, purpose, fence, has_slots, slots, .. } = Info::read(info);
+    let Info { who, since: since_ms, ttl, purpose, fence, slots, .. } = Info::read(info);
     let ends_ms =
         u64::try_from(*expires_in).ok().map(|left| since_ms.saturating_add_signed(*since).saturating_add(left));
     let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
-    let is_exclusive = !has_slots && slots != Some(0);
-    Some(state::Held { who: who?, since_ms, ends_ms, ttl_ms, purpose, is_exclusive, fence, token: read_token(token)? })
+    Some(state::Held {
+        who: who?,
+        since_ms,
+        ends_ms,
+        ttl_ms,
+        purpose,
+        is_exclusive: slots == 1,
+        fence,
+        token: read_token(token)?,
+    })
 }
 
 fn read_handoff(granted: &Value, notified: &Value) -> Option<Handoff> {

@@ -15,7 +15,7 @@ pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_NOT_INTEGER: &str = "value is not an integer or out of range";
 
 /// Short names sent in place of the words that occur most often in the scripts, and in none of their strings.
-const SHORT: [(&str, &str); 15] = [
+const SHORT: [(&str, &str); 21] = [
     ("redis.call(", "C("),
     ("TOKEN", "T"),
     ("HEARTBEATS", "B"),
@@ -31,6 +31,12 @@ const SHORT: [(&str, &str); 15] = [
     ("info_of", "I"),
     ("ends_of", "E"),
     ("is_unresponsive", "U"),
+    ("look_in", "O"),
+    ("first_waiters", "A"),
+    ("set_info", "G"),
+    ("expire_holders", "X"),
+    ("drop_waiter", "D"),
+    ("remove_waiter", "V"),
 ];
 
 /// A script made of these parts, after the prelude.

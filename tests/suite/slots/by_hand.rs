@@ -1,5 +1,6 @@
 //! Slots that are held by hand, and what others see of them.
 
+use crate::support::hand::{self, release};
 use crate::support::slots::Slot;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Output, Store};
@@ -61,4 +62,27 @@ on_every_store!(status_shows_all_holders, |store| {
     for slot in &held {
         assert!(page.contains(&format!("pid {} ", slot.pid())), "{} is missing: {page}", slot.pid());
     }
+});
+
+// "Each run acquires the lock only while fewer than its own N hold it", and its slot is "from 0 to N-1": a token that holds one of three
+// slots is not told that it holds what the others, or its slot, do not allow. It is told again that it holds its slot.
+on_every_store!(the_token_of_a_slot_gets_no_lock_that_others_exclude, |store| {
+    for token in ["t0", "t1", "t2"] {
+        acquire(store, &["--token", token]).exited(0);
+    }
+    let again = |token: &str, options: &[&str]| {
+        hand::acquire(store, "hand", &[&["--json", "--token", token], options].concat()).run()
+    };
+    for (token, options) in
+        [("t0", &[][..]), ("t1", &["--shared"]), ("t2", &["--slots", "2"]), ("t0", &["--wait", "1"])]
+    {
+        again(token, options).exited(75).printed("").said("is held by");
+    }
+    hand::acquire(store, "hand", &["--slots", "4", "--token", "t3"]).run().exited(0);
+    let repeated = again("t1", &["--slots", "3"]).exited(0).stdout();
+    assert!(repeated.contains("\"slot\":1"), "{repeated}");
+    for token in ["t1", "t2", "t3"] {
+        release(store, "hand", token).exited(0);
+    }
+    again("t0", &[]).exited(0);
 });

@@ -34,8 +34,9 @@ impl History {
         let before = place.map(|place| self.state.waiters[place].clone());
         let ahead = self.state.waiters[..place.unwrap_or(self.state.waiters.len())].to_vec();
         let ahead: Vec<_> = ahead.into_iter().filter(|waiter| waiter.token != claim.token).collect();
-        let shares = |it: &HolderState| it.token == claim.token && it.is_shared && self.ends(it) > self.now();
-        let is_refused = slots > 0 && self.state.holders.iter().any(shares);
+        let mut holders = self.state.holders.iter();
+        let own = holders.find(|it| it.token == claim.token && self.ends(it) > self.now());
+        let is_refused = own.is_some_and(|own| own.mode != claim.mode && !self.could_hold(own, claim.mode));
         let seen = self.clients[client].seen.take().filter(|_| on_held != OnHeld::Leave);
         let beside = self.held_beside(client, seen.as_ref());
         let request = Ask { leased, on_held, seen: seen.as_ref(), ..ask(&claim) };
@@ -44,7 +45,7 @@ impl History {
         match answer {
             Acquired::Mine { fence, slot, leased } => {
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
-                assert!(!is_refused, "it shares the lock, and is granted it alone");
+                assert!(!is_refused, "it holds the lock otherwise");
                 let mode = mode(slots);
                 if is_new {
                     assert!(matches!(mode, Mode::Slots(slots) if slot < slots) || mode == Mode::Shared && slot > 0);

@@ -49,6 +49,18 @@ impl History {
         counts.map(|(_, it)| mode(it.slots)).collect()
     }
 
+    /// Returns whether a holder could have acquired its slot in this mode beside those that hold the lock now.
+    pub(super) fn could_hold(&self, holder: &HolderState, mode: Mode) -> bool {
+        let others = || self.state.holders.iter().filter(|it| it.token != holder.token && self.ends(it) > self.now());
+        let is_granted = |it: &&WaiterState| it.grant.is_some_and(|grant| grant.ends_ms > self.now());
+        let granted = self.state.waiters.iter().filter(is_granted);
+        let granted = granted.filter(|it| self.world.presence(it) != Presence::Gone);
+        let beside: Vec<_> = others().map(|it| it.mode).chain(granted.map(|it| it.mode)).collect();
+        let has_such_a_slot = mode == Mode::Shared || matches!(mode, Mode::Slots(slots) if holder.slot < slots);
+        let is_alone = others().all(|it| it.purpose != Purpose::Forgotten);
+        holder.mode != Mode::Shared && has_such_a_slot && is_alone && are_allowed(mode, &beside)
+    }
+
     /// Returns whether a forgotten client is a holder again, or will be because it was `seen`: not if others may have held the
     /// lock since.
     fn is_remembered(&self, client: usize, seen: Option<&Seen>) -> bool {
@@ -103,7 +115,7 @@ impl History {
             |waiter: &WaiterState| waiter.grant.is_some() && matches!(waiter.mode, Mode::Slots(slots) if slots <= held);
         if self.has_looked && !self.state.waiters.iter().any(is_in_the_way) {
             let first = self.state.waiters.iter().find(|waiter| self.is_willing(waiter));
-            let holders = self.state.holders.iter().map(|it| if it.is_shared { Mode::Shared } else { Mode::EXCLUSIVE });
+            let holders = self.state.holders.iter().map(|it| it.mode);
             let granted = self.state.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
             let beside: Vec<_> = holders.chain(granted).collect();
             assert!(first.is_none_or(|first| !are_allowed(first.mode, &beside)), "a free slot and a willing waiter");

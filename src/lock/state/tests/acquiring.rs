@@ -72,6 +72,24 @@ fn asked_again_it_answers_as_the_first_time() {
 }
 
 #[test]
+fn asked_again_in_another_mode_it_answers_by_the_others_and_the_slot() {
+    let mut lock = Lock::new();
+    for name in ["a", "b", "c"] {
+        lock.acquire(name, 3);
+    }
+    for (name, slots) in [("a", 1), ("b", 2), ("c", 0), ("c", 2)] {
+        assert_eq!(slot(&lock.acquire(name, slots)), None, "{name} holds one of three, not of {slots}");
+    }
+    lock.acquire("d", 4);
+    assert_eq!(slot(&lock.acquire("b", 3)), Some(1), "more have joined it since, but it holds what it asked for");
+    for name in ["a", "c", "d"] {
+        lock.release(name, DONE);
+    }
+    let again = [1, 2, 0].map(|slots| slot(&lock.acquire("b", slots)));
+    assert_eq!(again, [None, Some(1), Some(1)]);
+}
+
+#[test]
 fn asked_again_by_hand_a_run_keeps_its_lease() {
     let mut lock = Lock::new();
     let first = lock.acquire("a", 1);

@@ -356,9 +356,9 @@ impl<'a> Model<'a> {
                 .and_then(|lease| lease.ends_ms)
                 .map(|ends| std::time::Duration::from_millis(ends.saturating_sub(now))),
             fence: holder.fence,
-            slot: holder.has_slots.then_some(holder.slot),
+            slot: holder.mode.several_slots().map(|_| holder.slot),
             purpose: holder.purpose,
-            is_shared: holder.is_shared,
+            is_shared: holder.mode == Mode::Shared,
             value: holder.value.as_ref().map(|value| value.value.clone()),
             revoked: holder.revoked_by.is_some(),
             token: Some(holder.token.clone()),
