@@ -198,11 +198,14 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
         Some(WaiterStatus { who: info.who.unwrap_or_default(), since_ms: info.joined })
     };
     let last = text(last).unwrap_or_default();
+    // The script lists them in the order in which their leases end.
+    let mut holders: Vec<_> = fields(holders).iter().filter_map(holder).collect();
+    holders.sort_by_key(|holder| (holder.since_ms, holder.fence));
     Ok(KeyStatus {
         key,
         now_ms,
         fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
-        holders: fields(holders).iter().filter_map(holder).collect(),
+        holders,
         waiters: fields(waiters).iter().filter_map(waiter).collect(),
         last: past(last.as_bytes()),
         success: success(last.as_bytes()),

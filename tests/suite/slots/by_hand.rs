@@ -1,6 +1,6 @@
 //! Slots that are held by hand, and what others see of them.
 
-use crate::support::hand::{self, release};
+use crate::support::hand::{self, release, renew, status};
 use crate::support::slots::Slot;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Output, Store};
@@ -44,10 +44,10 @@ on_every_store!(the_same_token_has_one_slot, |store| {
 // "Status as for one": status shows all holders, each with its slot.
 on_every_store!(status_shows_all_holders, |store| {
     let held = [(); 3].map(|()| Slot::take(&Lockrun::new(store).key("hand").args(["--slots", "3"])));
-    let status = |options: &[&str]| {
+    let look = |options: &[&str]| {
         Lockrun::bare().arg("status").args(["--store", &store.url(), "--key", "hand"]).args(options).run().exited(75)
     };
-    let output = status(&["--json"]);
+    let output = look(&["--json"]);
     let answer: serde_json::Value = serde_json::from_str(&output.stdout()).expect("JSON");
     println!("{output}");
     let holders = answer[0]["holders"].as_array().unwrap_or_else(|| panic!("no holders: {output}"));
@@ -58,7 +58,7 @@ on_every_store!(status_shows_all_holders, |store| {
     slots.sort_unstable();
     let wanted = held.each_ref().map(|slot| (slot.number.parse().expect("a slot"), slot.fence));
     assert_eq!(slots, wanted);
-    let page = status(&[]).stdout();
+    let page = look(&[]).stdout();
     for slot in &held {
         assert!(page.contains(&format!("pid {} ", slot.pid())), "{} is missing: {page}", slot.pid());
     }
@@ -85,4 +85,16 @@ on_every_store!(the_token_of_a_slot_gets_no_lock_that_others_exclude, |store| {
         release(store, "hand", token).exited(0);
     }
     again("t0", &[]).exited(0);
+});
+
+// "The holders, the oldest first", however long their leases last.
+on_every_store!(status_shows_the_oldest_holder_first, |store| {
+    for token in ["t0", "t1", "t2"] {
+        acquire(store, &["--token", token]).exited(0);
+    }
+    renew(store, "hand", "t0", &["--ttl", "1h"]).exited(0);
+    let status = status(store, "hand");
+    let holders = status["holders"].as_array().expect("an array");
+    let slots: Vec<_> = holders.iter().map(|holder| holder["slot"].as_u64().expect("a slot")).collect();
+    assert_eq!(slots, [0, 1, 2], "{status}");
 });
