@@ -328,7 +328,9 @@ impl<'a> Model<'a> {
 
     fn silent(&mut self, step: &Step, token: &str) {
         let command = self.run(&self.scripts.silence, &[token.to_owned()], "");
-        self.facts.silent.insert(token.to_owned(), self.facts.now);
+        // One that was granted the lock was due to look at once, even if the clock was set back since.
+        let granted_at = self.grants().get(token).copied();
+        self.facts.silent.insert(token.to_owned(), granted_at.unwrap_or(self.facts.now));
         self.line(step, command, Reader::Nothing, Answer::default(), false);
     }
 
