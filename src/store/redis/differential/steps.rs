@@ -168,6 +168,9 @@ impl Manner {
             model.step(&Step::Time(model.facts.now + left));
             self.unlooked += left;
         } else if random.one_in(60) {
+            // Redis forgets a cancelled request as soon as its time has passed, a state at the next request.
+            model.step(&Step::Look);
+            self.unlooked = 0;
             model.step(&Step::Time(model.facts.now - random.below(5_000)));
         }
     }
