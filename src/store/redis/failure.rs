@@ -181,7 +181,7 @@ impl Failure {
 fn explain_refusal(command: &str, error: &str, server: &Server) -> StoreError {
     if wants_password(error) {
         let parameters = match server.role {
-            Role::Sentinel => "?sentinel_user=NAME&sentinel_password=PASSWORD",
+            Role::Sentinel => "?sentinel_password=PASSWORD (and &sentinel_user=NAME if the Sentinels have users)",
             _ => "a password",
         };
         return anyhow!("{server} requires a password; give {parameters} in the store's URL, or with --store-file");
@@ -221,13 +221,17 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
             "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
         }
         "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
-        "READONLY" => "; this is a replica: name the primary in the store's URL",
+        "READONLY" if role == Role::Alone => "; this is a replica: name the primary in the store's URL",
+        "READONLY" => "; it is no primary any more: a failover is under way",
         "OOM" => "; it is out of memory",
         "LOADING" => "; it is still starting",
         _ if error.contains("cluster support disabled") => {
             "; it is no node of a cluster: write redis:// in the store's URL"
         }
         _ if !error.contains("unknown command") => "",
+        _ if command == "CLUSTER" => {
+            "; it is no node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"
+        }
         _ if command == "SENTINEL" => "; it is no Sentinel: name the port of one, or write redis:// in the store's URL",
         _ if command.starts_with("EVAL") => {
             "; if it is a Sentinel, write redis+sentinel://HOST/SERVICE in the store's URL"

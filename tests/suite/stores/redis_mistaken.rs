@@ -46,4 +46,5 @@ fn a_server_of_another_kind() {
     is_advised(&format!("redis://127.0.0.1:{sentinel}"), "write redis+sentinel://HOST/SERVICE");
     is_advised(&Service::url_naming(&[redis]), "it is no Sentinel: name the port of one, or write redis://");
     is_advised(&format!("redis+cluster://127.0.0.1:{redis}"), "it is no node of a cluster: write redis://");
+    is_advised(&format!("redis+cluster://127.0.0.1:{sentinel}"), "it is no node of a cluster: name the port of one");
 }

@@ -205,10 +205,11 @@ impl Member {
                     self.unanswered.take().map_or_else(|| Arc::clone(questions), |unanswered| unanswered.questions);
                 let replies = connection.receive_all(&asked, deadline.min(Moment::now() + SILENCE_MAX));
                 self.connection = ConnectionState::Open(connection);
+                self.has_answered |= matches!(replies, Ok(_) | Err(Failure::Refused { .. }));
                 let is_answer = self.round_state == RoundState::Asked;
                 match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
                     Ok(Some(answer)) => {
-                        (self.round_state, self.has_answered, self.failure) = (RoundState::Done, true, None);
+                        (self.round_state, self.failure) = (RoundState::Done, None);
                         return Some(answer);
                     }
                     // That was the answer to an earlier question.
