@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, Error, RootCertStore, StreamOwned};
 
 use super::endpoint::TlsFiles;
 use super::stream::DeadlineSocket;
@@ -134,7 +134,10 @@ fn with_identity(builder: ConfigBuilder<ClientConfig, WantsClientCert>, files: &
             let pem = input::read_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
             let secret =
                 PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &why_no_key(&pem, &error)))?;
-            builder.with_client_auth_cert(chain, secret).map_err(|error| bad_file(certificate, &in_words(&error)))
+            builder.with_client_auth_cert(chain, secret).map_err(|error| match error {
+                Error::InvalidCertificate(_) | Error::InconsistentKeys(_) => bad_file(certificate, &in_words(&error)),
+                _ => bad_file(key, &"it is damaged, or not a key of RSA, ECDSA (P-256 or P-384) or Ed25519"),
+            })
         }
     }
 }
@@ -290,12 +293,14 @@ mod tests {
         made.issue("client", &["extendedKeyUsage=clientAuth"]);
         made.openssl("ec -in client.key -aes128 -passout pass:secret -out old.key");
         made.openssl("pkcs8 -topk8 -in client.key -passout pass:secret -out new.key");
+        made.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-521 -out p521.key");
         std::fs::write(made.path("damaged.key"), "-----BEGIN PRIVATE KEY-----\nno-key\n").expect("is written");
         for (certificate, key, why) in [
             ("client.crt", "old.key", "old.key: the key is encrypted"),
             ("client.crt", "new.key", "new.key: the key is encrypted"),
             ("client.crt", "client.crt", "client.crt: it contains no private key"),
             ("client.crt", "damaged.key", "damaged.key: it is damaged, or not in PEM form"),
+            ("client.crt", "p521.key", "p521.key: it is damaged, or not a key of RSA, ECDSA (P-256 or P-384)"),
             ("client.crt", "ca.key", "client.crt: the key is not that of the certificate"),
             ("client.key", "client.key", "client.key: it contains no certificate"),
         ] {

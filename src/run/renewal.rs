@@ -44,7 +44,10 @@ impl Renewal {
     /// Records the store's answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the answer moved it.
     pub fn answered(&mut self, sent_at: Moment, answer: Result<Renewed, StoreError>, now: Moment) -> Option<Deadline> {
         let answer = match answer {
-            Ok(Renewed::Mine) => RenewalAnswer::Mine,
+            Ok(Renewed::Mine) => {
+                self.failure = None;
+                RenewalAnswer::Mine
+            }
             Ok(Renewed::NotMine(held)) => {
                 self.refusal = Some(format!("it is not ours any more: {}", whose(held)));
                 RenewalAnswer::NotMine
@@ -139,6 +142,10 @@ mod tests {
         renewal.answered(at(15), Err(anyhow::anyhow!("no answer")), at(20));
         assert!(!renewal.is_lost_at(at(18)) && renewal.is_lost_at(at(19)));
         assert_eq!(renewal.why_lost(), "it could not be renewed in time: no answer");
+        let mut renewed = granted();
+        renewed.answered(at(10), Err(anyhow::anyhow!("no answer")), at(12));
+        renewed.answered(at(12), Ok(Renewed::Mine), at(13));
+        assert_eq!(renewed.why_lost(), "it could not be renewed in time", "an earlier failure is not the reason");
         let mut refused = granted();
         refused.answered(at(10), Ok(Renewed::NotMine(None)), at(11));
         assert!(refused.is_lost_at(at(11)));

@@ -16,6 +16,7 @@ use super::access::Access;
 use super::directory::{Directory, cannot_create, path_of};
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
+use crate::sys::deferred::deferred;
 
 /// Checks the `named` lock directory, or the default one, tries locks in it, and reads the existing records. If the directory does not
 /// exist, checks an empty one created beside it.
@@ -68,7 +69,7 @@ fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
     diagnostics.extend(private(directory));
     diagnostics.extend(ancestors::diagnose(directory.path()));
     diagnostics.extend(filesystem::diagnose(directory.as_fd(), directory.path()));
-    diagnostics.extend(trial::diagnose(directory.as_fd(), directory.path()));
+    diagnostics.extend(deferred(|| trial::diagnose(directory.as_fd(), directory.path())));
     diagnostics.extend(records::diagnose(directory));
     diagnostics
 }

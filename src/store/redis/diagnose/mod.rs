@@ -128,7 +128,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     diagnostics.extend(encryption::diagnose(&server, store.timeout));
 
     let base = keys::base(&server.prefix, key);
-    let missing = Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop))?;
+    let missing = deferred(|| Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop)))?;
     diagnostics.extend(missing.diagnostics(&server));
     if !missing.prevents_locks() {
         diagnostics.push(deferred(|| {
