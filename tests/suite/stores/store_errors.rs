@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::support::calm::{in_time, judge};
 use crate::support::fake::{Fake, Manner};
 use crate::support::redis::free_port;
 use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
@@ -32,7 +33,7 @@ pub(super) fn is_unusable(url: &str, options: &[&str]) -> String {
         .printed("")
         .said("lockrun: ");
     assert!(!trace.exists(), "the command was started: {output}");
-    assert!(output.took < TIMEOUT * 2 + ALLOWANCE, "{output}");
+    in_time(output.took, TIMEOUT * 2 + ALLOWANCE, "an error in time");
     for secret in SECRETS {
         assert!(!output.stderr().contains(secret), "{secret} in {output}");
     }
@@ -91,37 +92,43 @@ fn no_permission() {
 // "69: the store does not answer in time", wherever it falls silent.
 #[test]
 fn a_listener_that_never_answers() {
-    let fake = Fake::start(Manner::Silent);
-    is_unusable(&fake.url(), &[]);
-    is_unusable(&with_password(&fake.url()), &["--wait"]);
-    is_unusable(&format!("rediss://127.0.0.1:{}", fake.port()), &[]);
-    assert!(fake.connections() >= 3);
+    judge(|| {
+        let fake = Fake::start(Manner::Silent);
+        is_unusable(&fake.url(), &[]);
+        is_unusable(&with_password(&fake.url()), &["--wait"]);
+        is_unusable(&format!("rediss://127.0.0.1:{}", fake.port()), &[]);
+        assert!(fake.connections() >= 3);
+    });
 }
 
 // "`--store-timeout`: the longest that one request to the store may take": not per byte.
 #[test]
 fn a_server_that_trickles() {
-    let fake = Fake::start(Manner::Trickle);
-    is_unusable(&fake.url(), &[]);
-    is_unusable(&with_password(&fake.url()), &["--skip"]);
+    judge(|| {
+        let fake = Fake::start(Manner::Trickle);
+        is_unusable(&fake.url(), &[]);
+        is_unusable(&with_password(&fake.url()), &["--skip"]);
+    });
 }
 
 // "69: the store does not answer in time": a Redis whose process is stopped.
 #[test]
 fn a_server_that_is_stopped() {
-    let redis = Redis::start();
-    redis.pause();
-    is_unusable(&redis.url(), &[]);
-    is_unusable(&format!("redis+unix://{}", redis.socket().display()), &[]);
-    redis.resume();
-    // The requests are read after all: none may hold the lock for longer than its lease.
-    redis.ask(&["PING"]);
-    for key in redis.keys() {
-        let left = redis.ask(&["PTTL", &key]).number();
-        // A note that the claim was cancelled, in case its request is still on its way, holds nothing.
-        let lasting = redis_keys::is_lasting(&key) || redis_keys::is_mailbox(&key);
-        assert!(lasting || (0..=30_000).contains(&left), "{key}: {left}");
-    }
+    judge(|| {
+        let redis = Redis::start();
+        redis.pause();
+        is_unusable(&redis.url(), &[]);
+        is_unusable(&format!("redis+unix://{}", redis.socket().display()), &[]);
+        redis.resume();
+        // The requests are read after all: none may hold the lock for longer than its lease.
+        redis.ask(&["PING"]);
+        for key in redis.keys() {
+            let left = redis.ask(&["PTTL", &key]).number();
+            // A note that the claim was cancelled, in case its request is still on its way, holds nothing.
+            let lasting = redis_keys::is_lasting(&key) || redis_keys::is_mailbox(&key);
+            assert!(lasting || (0..=30_000).contains(&left), "{key}: {left}");
+        }
+    });
 }
 
 // "69": something else answers at that address.
