@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Facts, Held, HolderState, LockState, Now, Presence, WaiterState, millis};
+use crate::lock::claim::Mode;
 
 impl LockState {
     /// Returns the holders, the longest first, without the waiters that have a grant.
@@ -27,6 +28,13 @@ impl LockState {
         let holder = holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
         let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
         holder.into_iter().chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
+    }
+
+    /// Returns whether the lock could be held in this mode now, too, if nobody were ahead.
+    pub fn could_hold(&self, mode: Mode, facts: &impl Facts) -> bool {
+        let mut state = self.clone();
+        state.drop_ended(None, facts.now(), facts);
+        state.has_room(mode)
     }
 
     /// Returns the waiters, the next one first, including those with a grant.

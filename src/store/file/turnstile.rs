@@ -23,6 +23,10 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::fr
 /// The longest time between two looks, in case a report of a change was lost.
 const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 
+/// How long a claim that may wait lets a run pass the turnstile before it joins the kernel's queue, where signals and the claim's own time
+/// end its wait.
+const PASSING: Duration = Duration::from_millis(100);
+
 /// The result of requesting a slot.
 pub(super) enum SlotReply {
     /// A slot was acquired.
@@ -75,13 +79,12 @@ impl PendingClaim {
         if !self.is_next {
             let turnstile = self.enter(claim, if_held)?;
             if turnstile != Turnstile::Entered {
-                let mut found = self.look(claim)?;
-                if let SlotReply::Held(held) = &mut found
-                    && held.holder.is_none()
-                    && turnstile == Turnstile::Blocked
-                {
-                    held.holder = self.blocked_by(if_held)?;
-                }
+                let found = match self.look(claim)? {
+                    SlotReply::Held(held) if self.has_room(claim)? => {
+                        SlotReply::Held(self.blocked_by(turnstile, held, if_held)?)
+                    }
+                    found => found,
+                };
                 return self.join(found, if_held);
             }
         }
@@ -125,14 +128,30 @@ impl PendingClaim {
         })
     }
 
-    /// Returns the process that has the turnstile of a lock without a holder, if it can be seen. For a claim that does not wait, that is an
-    /// error: another program may have it for ever, and such a claim must not be skipped in silence.
-    fn blocked_by(&self, if_held: IfHeld) -> Result<Option<Holder>, StoreError> {
-        let process = waiters::at_turnstile(&self.file).first().map(|pid| Holder::of_process(*pid));
-        if if_held != IfHeld::Leave || self.waits_at.is_some() {
-            return Ok(process);
+    /// Returns whether the claim could get a slot if it had the turnstile.
+    fn has_room(&self, claim: &Claim) -> Result<bool, StoreError> {
+        Ok(!self.is_taken(claim.mode)? && self.file.look(|state, facts| Ok(state.could_hold(claim.mode, facts)))?)
+    }
+
+    /// Returns what to say of a lock that has room, but whose turnstile the claim cannot enter: the process at the turnstile, if it can be
+    /// seen, or else the holder that was `found`. For a claim that does not wait, a process that may stay there for ever is an error: such a
+    /// claim must not be skipped in silence.
+    fn blocked_by(&self, turnstile: Turnstile, found: Held, if_held: IfHeld) -> Result<Held, StoreError> {
+        let is_next = turnstile == Turnstile::Occupied;
+        if is_next && found.holder.is_some() {
+            // The next run may need more room than this claim, and waits for that holder.
+            return Ok(found);
+        }
+        let pid = waiters::at_turnstile(&self.file).first().copied();
+        let process = pid.map(Holder::of_process);
+        let is_in_time = is_next && !pid.is_some_and(waiters::is_stopped);
+        if is_in_time || if_held != IfHeld::Leave || self.waits_at.is_some() {
+            return Ok(if process.is_some() { Held { holder: process, ..Held::default() } } else { found });
         }
         let process = process.map_or_else(|| "another process".to_owned(), |process| process.to_string());
+        if is_next {
+            bail!("{}: {process} is next, but is stopped; continue it (kill -CONT) or end it", self.cannot_lock());
+        }
         bail!(
             "{}: {process} has had flock(2) on it for {}s; end that, or if it is a lockrun that is stopped, continue it; other programs, \
              such as flock(1), must not lock lockrun's files",
@@ -143,10 +162,11 @@ impl PendingClaim {
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<Turnstile, StoreError> {
         let patience = match if_held {
+            IfHeld::Queue { .. } => PASSING,
             // The claim's time is over: do not even wait for a run that is only passing.
             IfHeld::Leave if self.waits_at.is_some() => Duration::ZERO,
             IfHeld::Leave if self.is_full(claim)? => return Ok(Turnstile::Occupied),
-            _ => RECORD_TIMEOUT,
+            IfHeld::Leave => RECORD_TIMEOUT,
         };
         self.file.enter_within(patience).with_context(|| self.cannot_lock())
     }

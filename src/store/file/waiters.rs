@@ -80,6 +80,12 @@ pub(super) fn at_turnstile(file: &LockFile) -> Vec<u32> {
     having(file, |lock| lock.split_ascii_whitespace().nth(2) == Some("FLOCK"))
 }
 
+/// Returns whether a signal has stopped the process.
+pub(super) fn is_stopped(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:\tT"))
+}
+
 /// Returns the processes with a lock on the file that `is_it`, given a line of /proc/PID/fdinfo/FD.
 fn having(file: &LockFile, is_it: impl Fn(&str) -> bool) -> Vec<u32> {
     let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };

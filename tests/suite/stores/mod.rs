@@ -1,5 +1,6 @@
 //! What is specific to one store.
 
+mod blocked_turnstile;
 mod broken_records;
 mod directory;
 mod etcd_clusters;

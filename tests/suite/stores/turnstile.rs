@@ -384,26 +384,3 @@ time.sleep(600)";
     drop(sleeper);
     assert!(is_held(&store, "used"));
 }
-
-// "While another program has a lock file locked with flock(2), a run that does not wait fails (status 69), and one that waits goes on
-// waiting."
-#[test]
-fn another_program_has_locked_the_file() {
-    let store = Store::file();
-    Lockrun::new(&store).key("foreign").command(["true"]).run().exited(0);
-    let path = store.locks().join("foreign").display().to_string();
-    let script = "echo ready; exec sleep 600";
-    let mut other = Lockrun::bare().command(["flock", "--no-fork", &path, "sh", "-c", script]).spawn_alone();
-    other.wait_for_line("ready");
-    let name = format!("pid {} ", other.pid());
-    let waiter = wait_for(&store, "foreign", "my turn", 1);
-    let run = Lockrun::new(&store).key("foreign").command(["echo", "ran"]);
-    let tries = [run.clone(), run.clone().arg("--skip"), Lockrun::other("acquire", &store).key("foreign")];
-    let short = run.args(["--wait", "100ms"]).spawn();
-    for run in tries.map(|call| call.spawn()) {
-        run.wait().exited(69).printed("").said(&name).said("sleep 600").said("flock(1)");
-    }
-    short.wait().exited(75).printed("").said(&name);
-    other.signal(Signal::SIGKILL);
-    waiter.wait().exited(0).printed("my turn\n").silent();
-}

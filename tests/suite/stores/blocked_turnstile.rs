@@ -1,0 +1,99 @@
+//! Lock files whose turnstile does not turn: another program has locked the file, or the next waiter is stopped.
+
+use nix::sys::signal::Signal;
+
+use crate::support::hand::until_waiting;
+use crate::support::processes::state;
+use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
+
+/// Starts flock(1) on the file of this key. Returns it when it has the lock.
+fn flock(store: &Store, key: &str) -> Running {
+    let path = store.locks().join(key).display().to_string();
+    let script = "echo ready; exec sleep 600";
+    let mut flock = Lockrun::bare().command(["flock", "--no-fork", &path, "sh", "-c", script]).spawn_alone();
+    flock.wait_for_line("ready");
+    flock
+}
+
+/// Starts a waiter. Returns it when it is in the kernel's queue, or at the turnstile if it is the first.
+fn wait_for(store: &Store, key: &str) -> Running {
+    let waiter = Lockrun::new(store).key(key).arg("--wait").command(["echo", "my turn"]).spawn();
+    until_waiting(store, key, 1);
+    waiter
+}
+
+// "While another program has a lock file locked with flock(2), a run that does not wait fails (status 69), and one that waits goes on
+// waiting."
+#[test]
+fn another_program_has_locked_the_file() {
+    let store = Store::file();
+    Lockrun::new(&store).key("foreign").command(["true"]).run().exited(0);
+    let other = flock(&store, "foreign");
+    let name = format!("pid {} ", other.pid());
+    let waiter = wait_for(&store, "foreign");
+    let run = Lockrun::new(&store).key("foreign").command(["echo", "ran"]);
+    let tries = [run.clone(), run.clone().arg("--skip"), Lockrun::other("acquire", &store).key("foreign")];
+    for run in tries.map(|call| call.spawn()) {
+        run.wait().exited(69).printed("").said(&name).said("sleep 600").said("flock(1)");
+    }
+    other.signal(Signal::SIGKILL);
+    waiter.wait().exited(0).printed("my turn\n").silent();
+}
+
+// "Give up after DURATION": not only after the time that a run that does not wait lets another one pass.
+#[test]
+fn a_short_wait_behind_another_program_is_short() {
+    let store = Store::file();
+    Lockrun::new(&store).key("short").command(["true"]).run().exited(0);
+    let other = flock(&store, "short");
+    let run = Lockrun::new(&store).key("short").command(["echo", "ran"]);
+    let mut patient = run.spawn();
+    let short = run.clone().args(["--wait", "100ms"]).run();
+    assert!(!patient.has_ended(), "a run that does not wait was quicker");
+    short.exited(75).printed("").said(&format!("pid {} ", other.pid()));
+    // Nor is a signal left unread meanwhile.
+    let waiter = wait_for(&store, "short");
+    waiter.signal(Signal::SIGTERM);
+    waiter.wait().died_of(Signal::SIGTERM).printed("").silent();
+    assert!(!patient.has_ended(), "a run that does not wait was quicker");
+    patient.wait().exited(69);
+}
+
+// The same where another run holds the lock, but leaves room for one more; without room, the lock is held.
+#[test]
+fn another_program_has_locked_the_file_of_a_lock_with_room() {
+    let store = Store::file();
+    let cases: [(&str, &[&str]); 2] = [("slots", &["--slots", "2"]), ("shared", &["--shared"])];
+    for (key, options) in cases {
+        let run = Lockrun::new(&store).key(key).args(options);
+        let _first = Holder::with(&run, &[]);
+        let other = flock(&store, key);
+        let name = format!("pid {} ", other.pid());
+        let run = run.command(["echo", "ran"]);
+        let exclusive = Lockrun::new(&store).key(key).command(["echo", "ran"]).spawn();
+        for run in [run.clone(), run.arg("--skip")].map(|call| call.spawn()) {
+            run.wait().exited(69).printed("").said(&name).said("flock(1)");
+        }
+        exclusive.wait().exited(75).printed("");
+    }
+}
+
+// "The first waiter gives up its turn when Ctrl-Z stops it or when it is killed, but not when a STOP signal stops it": runs that do not wait
+// then fail, and say what is in the way.
+#[test]
+fn the_next_waiter_is_stopped_at_a_free_lock() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "stopped");
+    let waiter = wait_for(&store, "stopped");
+    waiter.signal(Signal::SIGSTOP);
+    eventually(LONG, "the waiter is stopped", || state(waiter.pid()) == Some('T'));
+    let run = Lockrun::new(&store).key("stopped").command(["echo", "ran"]);
+    run.run().exited(75).printed("").said(&format!("pid {} ", holder.pid()));
+    holder.end();
+    let name = format!("pid {} ", waiter.pid());
+    for run in [run.clone(), run.arg("--skip")] {
+        run.run().exited(69).printed("").said(&name).said("kill -CONT");
+    }
+    waiter.signal(Signal::SIGCONT);
+    waiter.wait().exited(0).printed("my turn\n").silent();
+}
