@@ -243,17 +243,19 @@ fn was_free(granted: nix::Result<c_int>) -> nix::Result<bool> {
 fn cannot_open(directory: &Directory, name: &str, path: &str, errno: Errno) -> StoreError {
     let access = directory.access();
     let planted = |what: &str| format!("{what}{PLANTED}");
+    let in_words = || format!("{}{}", errno.desc(), directory::advice(&errno.into(), directory.path()));
     let why = match errno {
         Errno::ELOOP => planted("it is a symbolic link"),
         Errno::EISDIR => planted("it is a directory"),
         Errno::ENXIO => planted("it is a socket, or a FIFO that nobody reads"),
         Errno::EAGAIN => planted("another process holds a lease on it (fcntl(2), F_SETLEASE)"),
-        Errno::EACCES if access.group().is_some() => {
+        Errno::EACCES => {
             let stat = fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW);
             // What is wrong with the file; or if nothing is, with this user's rights.
-            access.check_file(stat).err().filter(|_| stat.is_ok()).unwrap_or_else(no_right_to_open)
+            let is_no_lock_file = access.check_file(stat).err().filter(|_| stat.is_ok());
+            is_no_lock_file.unwrap_or_else(|| if access.group().is_some() { no_right_to_open() } else { in_words() })
         }
-        _ => format!("{}{}", errno.desc(), directory::advice(&errno.into(), directory.path())),
+        _ => in_words(),
     };
     anyhow!("cannot open the lock file {path}: {why}")
 }

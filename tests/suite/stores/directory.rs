@@ -251,6 +251,22 @@ fn no_user_keeps_root_out() {
     Lockrun::bare().command(words).alone().exited(69).printed("").said("/run/lockrun").said("--store file:/DIR");
 }
 
+// "Anything else with a lock file's name, such as a directory, is a warning": also a directory of another user, who keeps others out.
+#[test]
+fn doctor_names_a_directory_that_may_not_be_opened() {
+    let nobody = User::new(NOBODY, &[]);
+    let locks = TempDir::new_in("/var/tmp").expect("a temporary directory");
+    let sub = locks.path().join("sub");
+    fs::create_dir(&sub).expect("a directory");
+    set_mode(&sub, 0o700);
+    chown(locks.path(), Some(NOBODY), None).expect("we are root");
+    let call = Lockrun::bare().args(["doctor", "--store", &format!("file:{}", locks.path().display())]);
+    let doctor = nobody.call(&call).alone();
+    let line = doctor.stdout().lines().find(|line| line.contains("/sub")).map(str::to_owned);
+    assert!(line.is_some_and(|line| line.starts_with("warn ") && line.contains("it is a directory")), "{doctor}");
+    assert!(!doctor.stdout().contains("ReadWritePaths"), "{doctor}");
+}
+
 // "Mode 0700", whatever the umask: a directory that is created on first use can be used again.
 #[test]
 fn no_umask_spoils_the_directory() {
