@@ -37,7 +37,7 @@ use crate::sys::clock::Moment;
 use crate::sys::descriptor;
 use crate::text::escape::escaped_path;
 
-const EDIT: i64 = 1 << 40;
+pub(super) const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 

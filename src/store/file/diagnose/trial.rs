@@ -13,7 +13,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat, write};
 use uuid::Uuid;
 
 use crate::store::diagnostic::Diagnostic;
-use crate::store::file::lock_file::bytes;
+use crate::store::file::lock_file::{EDIT, byte_of, bytes};
 use crate::sys::clock::Moment;
 
 /// How often locking is timed.
@@ -97,8 +97,9 @@ fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
 /// Does the same for the two kinds of fcntl(2) locks that a lock file needs: those of an open file, and those of a process, which conflict
 /// with them even within one process.
 fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool> {
-    let (take, leave) = (bytes(0..1, libc::F_WRLCK), bytes(0..1, libc::F_UNLCK));
-    for of_process in [false, true] {
+    // The same bytes as in a lock file: a file system may not support offsets of more than 32 bits.
+    for (byte, of_process) in [(byte_of(0), false), (EDIT, true)] {
+        let (take, leave) = (bytes(byte..byte + 1, libc::F_WRLCK), bytes(byte..byte + 1, libc::F_UNLCK));
         let change = |lock| if of_process { FcntlArg::F_SETLK(lock) } else { FcntlArg::F_OFD_SETLK(lock) };
         fcntl(first, change(&take))?;
         match fcntl(second, FcntlArg::F_OFD_SETLK(&take)) {
