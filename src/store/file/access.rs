@@ -6,7 +6,7 @@
 //! user's file there. All locks are the kernel's, so a run needs no right but to open the file.
 
 use std::ffi::CStr;
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -163,15 +163,16 @@ impl Access {
         }
     }
 
-    /// Fails if a file may not be a lock file. The error says why and what to do; it is to follow the file's path.
-    pub(super) fn check_file(&self, stat: nix::Result<FileStat>) -> Result<(), String> {
+    /// Returns the `stat` of a file; fails if the file may not be a lock file. The error says why and what to do; it is to follow the file's
+    /// path.
+    pub(super) fn check_file(&self, stat: nix::Result<FileStat>) -> Result<FileStat, String> {
         let stat = stat.map_err(|errno| errno.desc().to_owned())?;
         let why = match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
             SFlag::S_IFREG => self.group().and_then(|group| not_shared(group, &stat)),
             SFlag::S_IFDIR => Some("it is a directory".to_owned()),
             _ => Some("it is not a regular file".to_owned()),
         };
-        why.map_or(Ok(()), |why| Err(format!("{why}{PLANTED}")))
+        why.map_or(Ok(stat), |why| Err(format!("{why}{PLANTED}")))
     }
 
     /// Returns what to do with the lock file at `path` if its record is useless, once nothing works under the lock. The text is to follow a
@@ -186,7 +187,7 @@ impl Access {
     }
 
     /// Restores the mode of a lock file in one user's directory, if a umask or a chmod has changed it.
-    pub(super) fn restore_mode(&self, file: &File, stat: &FileStat) {
+    pub(super) fn restore_mode(&self, file: &OwnedFd, stat: &FileStat) {
         let mode = self.file_mode();
         if self.group().is_none() && stat.st_mode & 0o7777 != mode.bits() {
             let _ = fchmod(file, mode);

@@ -22,10 +22,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use libc::{dev_t, ino_t};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, FlockArg, OFlag, fcntl, openat};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::geteuid;
 
 use super::access::{Access, PLANTED};
@@ -54,6 +55,8 @@ pub(super) struct LockFile {
     pub(super) file: File,
     name: String,
     pub(super) path: String,
+    /// Its device and inode.
+    id: (dev_t, ino_t),
     /// Who may use its directory.
     pub(super) access: Access,
     /// The kind of lock to take on bytes: on a file that is open for reading only, exclusive locks are impossible.
@@ -72,7 +75,8 @@ pub(super) enum Turnstile {
 }
 
 impl LockFile {
-    /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits.
+    /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits. Also restores the file's mode, see
+    /// [`Access::restore_mode`].
     pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | SAFELY;
@@ -81,9 +85,10 @@ impl LockFile {
         let access = directory.access().clone();
         let opened = access.open_or_create(|mode| openat(directory.as_fd(), name.as_str(), flags, mode));
         let file = opened.map_err(|errno| cannot_open(directory, &name, &path, errno))?;
-        check(&access, &file, &path)?;
+        let stat = check(&access, &file, &path)?;
+        access.restore_mode(&file, &stat);
         let file = descriptor::pass_on(&file).context("no descriptor is left for the lock file (see ulimit -n)")?;
-        Ok(LockFile { file: file.into(), name, path, access, kind: libc::F_WRLCK })
+        Ok(LockFile { file: file.into(), name, path, id: id_of(&stat), access, kind: libc::F_WRLCK })
     }
 
     /// Opens the lock file of this `name` for changes, if it exists. COMMAND does not inherit it.
@@ -101,8 +106,8 @@ impl LockFile {
         match openat(directory.as_fd(), name, flags | SAFELY, Mode::empty()) {
             Ok(file) => {
                 let access = directory.access().clone();
-                check(&access, &file, &path)?;
-                Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, access, kind }))
+                let id = id_of(&check(&access, &file, &path)?);
+                Ok(Some(LockFile { file: file.into(), name: name.to_owned(), path, id, access, kind }))
             }
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(cannot_open(directory, name, &path, errno)),
@@ -115,15 +120,12 @@ impl LockFile {
     }
 
     /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before it was locked is not the one
-    /// that others would lock, even if it has further names. Also restores the file's mode, see [`Access::restore_mode`].
+    /// that others would lock, even if it has further names.
     pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
-        let cannot_look = || format!("cannot look at {}", self.path);
-        let ours = fstat(&self.file).with_context(cannot_look)?;
-        self.access.restore_mode(&self.file, &ours);
         match fstatat(directory.as_fd(), self.name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
-            Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
+            Ok(named) => Ok((named.st_dev, named.st_ino) == self.id),
             Err(Errno::ENOENT) => Ok(false),
-            Err(errno) => Err(errno).with_context(cannot_look),
+            Err(errno) => Err(errno).with_context(|| format!("cannot look at {}", self.path)),
         }
     }
 
@@ -270,9 +272,14 @@ fn no_right_to_open() -> String {
     why
 }
 
-/// Fails if the open file at `path` may not be a lock file.
-fn check(access: &Access, file: &OwnedFd, path: &str) -> Result<(), StoreError> {
+/// Returns what the open file at `path` is; fails if it may not be a lock file.
+fn check(access: &Access, file: &OwnedFd, path: &str) -> Result<FileStat, StoreError> {
     access.check_file(fstat(file)).map_err(|why| anyhow!("refuses the lock file {path}: {why}"))
+}
+
+/// Returns the device and the inode.
+fn id_of(stat: &FileStat) -> (dev_t, ino_t) {
+    (stat.st_dev, stat.st_ino)
 }
 
 /// Fails if this process may not write files that are long enough: a record that was written once could otherwise not be written again
