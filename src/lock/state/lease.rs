@@ -44,7 +44,8 @@ impl Lease {
         self.ends_ms.is_none_or(|ends| now.ms < ends)
     }
 
-    /// Returns whether more of the lease is left at `now` than its whole length.
+    /// Returns whether more of the lease is left at `now` than its whole length. Wrong for a run's lease that was renewed by hand for
+    /// longer; but only files, where no run has a lease, can be without a known epoch.
     fn is_impossible(&self, now: Now) -> bool {
         matches!((self.ends_ms, self.ttl_ms), (Some(ends_ms), Some(ttl_ms)) if ends_ms > now.ms.saturating_add(ttl_ms))
     }
