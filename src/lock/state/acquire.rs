@@ -12,7 +12,7 @@ pub struct Ask<'a> {
     /// Whether the lock is to be held by a lease. Otherwise it is held for as long as [`Facts::holds_slot`] says.
     pub leased: bool,
     /// Identifies this request if there may be several under its token, as with a token of the user's own.
-    /// [`LockState::cancel`] drops only what the cancelled request obtained, or waits for.
+    /// [`LockState::cancel`] drops only what the cancelled request obtained.
     pub request: Option<&'a Token>,
     /// What to do if the lock is held.
     pub on_held: OnHeld,
@@ -28,7 +28,7 @@ pub enum OnHeld {
         /// The request does not join if this many already wait.
         max: Option<u32>,
     },
-    /// Leaves the queue, if it is in it; see [`LockState::cancel`].
+    /// Leaves the queue, if it is in it.
     Leave,
 }
 
@@ -145,7 +145,7 @@ impl LockState {
         let place = match ask.on_held {
             OnHeld::Wait { max } => self.join(ask, max, now, facts),
             OnHeld::Leave => {
-                self.leave_queue(token, ask.request);
+                self.leave(token);
                 None
             }
         };

@@ -33,9 +33,6 @@ pub struct WaiterState {
     /// Whether it failed to claim a grant. Until it asks again, it counts as [`Presence::Silent`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_unresponsive: bool,
-    /// The requests that wait under its token, if there may be several.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub requests: Vec<Token>,
 }
 
 /// A slot reserved for a waiter until it claims it.
@@ -90,13 +87,12 @@ impl WaiterState {
 }
 
 impl LockState {
-    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it. Under a token of the user's
-    /// own, another request may have obtained the lock before, or wait for it: then the lock stays held, and the place in the
-    /// queue stays.
+    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it. Another request may have
+    /// obtained it before, under a token of the user's own: then it stays held.
     ///
     /// A request that `is_in_flight` may arrive after this; it is then refused. Such a token must not be used again.
     ///
-    /// Returns whether nothing is left under the token.
+    /// Returns whether the token now holds nothing.
     pub fn cancel(
         &mut self,
         token: &Token,
@@ -114,8 +110,7 @@ impl LockState {
                 self.holders.remove(at);
                 self.note_end(now.unix_ms);
             }
-            None if self.leave_queue(token, request) => return self.finish(false, now, facts),
-            None => {}
+            None => self.leave(token),
         }
         if is_in_flight {
             self.refuse_late_requests(token, now, facts);
@@ -140,8 +135,6 @@ impl LockState {
     pub(super) fn join(&mut self, ask: &Ask<'_>, max: Option<u32>, now: Now, facts: &impl Facts) -> Option<usize> {
         let claim = ask.claim;
         if let Some(place) = self.waiters.iter().position(|waiter| waiter.token == claim.token) {
-            let requests = &mut self.waiters[place].requests;
-            requests.extend(ask.request.filter(|request| !requests.contains(request)).cloned());
             return Some(place);
         }
         // A waiter with a grant no longer waits, and a silent one will not be granted the lock.
@@ -158,23 +151,11 @@ impl LockState {
             joined_ms: now.ms,
             grant: None,
             is_unresponsive: false,
-            requests: ask.request.into_iter().cloned().collect(),
         });
         Some(self.waiters.len() - 1)
     }
 
-    /// Cancels the wait of a request. Returns whether others wait under its token: they keep the place in the queue.
-    pub(super) fn leave_queue(&mut self, token: &Token, request: Option<&Token>) -> bool {
-        let Some(at) = self.waiters.iter().position(|waiter| waiter.token == *token) else { return false };
-        self.waiters[at].requests.retain(|waiting| Some(waiting) != request);
-        let others_wait = !self.waiters[at].requests.is_empty();
-        if !others_wait {
-            self.waiters.remove(at);
-        }
-        others_wait
-    }
-
-    /// Removes a waiter from the queue.
+    /// Leaves the queue.
     pub(super) fn leave(&mut self, token: &Token) {
         self.waiters.retain(|waiter| waiter.token != *token);
     }

@@ -257,10 +257,6 @@ impl Store for EtcdStore {
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });
-        if matches!(&cancelled, Ok(Committed { answer: false, .. })) {
-            // Another process waits under our token, in the row that we have waited in.
-            self.own_row = None;
-        }
         self.leave();
         self.revoke_unused_leases();
         cancelled.is_ok()

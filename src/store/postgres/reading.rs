@@ -254,7 +254,6 @@ mod tests {
             joined_ms: NOW_MS - 60_000,
             grant: grant.map(|grant| grant.expect("is a grant")),
             is_unresponsive: !is_granted && *is_unresponsive,
-            requests: Vec::new(),
         };
         let looks_at_ms = NOW_MS.saturating_add_signed(*looks_in).to_string();
         let looked_at_ms = (NOW_MS - looked_ago).to_string();

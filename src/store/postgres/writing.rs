@@ -110,9 +110,7 @@ impl<'a> SecondTrip<'a> {
         let facts = found.facts(subject);
         let roll_call = facts.roll_call(state);
         let beat_in = beat_in(found.now_ms);
-        // One that does not ask to wait may find another process that waits under its token.
-        let waits = subject.answer_by.is_some();
-        let look = at.and(subject.asking).filter(|_| waits).map(|asking| {
+        let look = at.and(subject.asking).map(|asking| {
             // If it was granted the lock beside others, it claims it at once.
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
             let is_blocked = roll_call.blocked.contains(asking).then_some(beat_in);

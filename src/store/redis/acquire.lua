@@ -270,10 +270,6 @@ if WAIT then
     info = {who = cjson.decode(WHO), slots = SLOTS, most = most, joined = now}
     place = redis.call('ZRANK', QUEUE, TOKEN)
   end
-  if REQUEST then
-    info.requests = info.requests or {}
-    info.requests[REQUEST] = 1
-  end
   set_info(TOKEN, info)
   -- Our own next look must not count among those of the others.
   expect(TOKEN, 0)
@@ -282,7 +278,7 @@ if WAIT then
   redis.call('PEXPIRE', QUEUE, REFRESH_MAX + LATE)
   redis.call('PEXPIRE', HEARTBEATS, REFRESH_MAX + LATE)
 elseif place then
-  leave_queue(TOKEN, ARGV[8])
+  drop_waiter(TOKEN)
 end
 handed, notified = hand_off()
 if WAIT and not ends_of(TOKEN) then

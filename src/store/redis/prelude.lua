@@ -11,7 +11,6 @@
 --                   leads: others wait for it to claim the lock
 --                   probed: when waiters were last asked for a sign of life because of it
 --                   request: which request acquired the lock, under a token of the user's own
---                   requests: those that wait under such a token: {request: 1, ...}
 --                   value, place: what it has reserved of the sequence, and how many steps that is from the beginning
 --                   hand: no command of lockrun's runs under it (any more)
 --                   kept: its run has ended and is recorded as the last run

@@ -32,19 +32,6 @@ local function drop_waiter(token)
   redis.call('HDEL', INFO, token)
 end
 
--- Cancels the wait of a request, '' if it is the only one under its token. Returns whether others wait under the token: they keep
--- the place in the queue.
-local function leave_queue(token, request)
-  local info = info_of(token)
-  local requests = info.requests or {}
-  requests[request] = nil
-  if next(requests) then
-    set_info(token, info)
-    return true
-  end
-  drop_waiter(token)
-end
-
 -- Removes expired leases and grants, and returns how many there were. A waiter that did not claim its grant keeps its place,
 -- marked as unresponsive. So are all that have missed a look, such as the waiters of a machine that was cut off: otherwise
 -- the lock would be granted to each of them in turn. The caller must hand off what has become free: nobody else will notice

@@ -39,9 +39,6 @@ if is_there and is_others or holds and info.hand and (HOW == 'hold' or HOW == 'k
   return {1, '', '', 1}
 end
 allow_when_full()
-if HOW == 'cancel' and redis.call('ZSCORE', QUEUE, TOKEN) and leave_queue(TOKEN, REQUEST) then
-  return {1, '', '', 1}
-end
 if HOW == 'hand' and not info.hand then
   info.released = true
   set_info(TOKEN, info)

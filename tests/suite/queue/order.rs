@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::support::crowd;
-use crate::support::hand::{acquire, is_held, release, renew, status, token};
+use crate::support::hand::{is_held, renew, token};
 use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, LONG, Queue, Store, eventually};
@@ -112,30 +112,6 @@ on_every_lease_store!(a_wait_that_is_cut_short_leaves_nothing, |store| {
     }
     holder.end();
     queue.end().in_order([2]);
-});
-
-// "Waiters get the lock in the order in which they came": also one under a token of the user's own, if another that waits under this token
-// is stopped, or one that does not wait is refused. When the last of them leaves, so does their place.
-on_every_lease_store!(a_place_stays_while_one_waits_under_its_token, |store| {
-    let holder = token(store, "twice", &["--ttl", "10m"]);
-    let wait = |token: &str| {
-        let mut waiter = acquire(store, "twice", &["--token", token, "--wait", "-v"]).spawn();
-        waiter.wait_for_stderr("waiting");
-        waiter
-    };
-    let (first, second, mut behind) = (wait("ours"), wait("ours"), wait("behind"));
-    acquire(store, "twice", &["--token", "ours", "--fail"]).run().exited(75);
-    first.signal(Signal::SIGTERM);
-    first.wait().died_of(Signal::SIGTERM);
-    release(store, "twice", &holder).exited(0);
-    Queue::new(store, "twice").newcomer("new", &["--fail"]).run().exited(75);
-    second.wait().exited(0).printed("ours\n");
-    assert!(!behind.has_ended(), "it has overtaken");
-    for waiter in [behind, wait("theirs"), wait("theirs")] {
-        waiter.signal(Signal::SIGTERM);
-        waiter.wait().died_of(Signal::SIGTERM);
-    }
-    assert_eq!(status(store, "twice")["waiters"], serde_json::json!([]));
 });
 
 // "Waiters get the lock in the order in which they came", on files in the kernel's order: all run, one at a time, and a wait is cut short

@@ -180,19 +180,3 @@ fn a_cancel_drops_only_what_this_very_request_obtained() {
     assert!(lock.cancel("own", Some("1"), false));
     assert_eq!(lock.holders(), [""; 0]);
 }
-
-#[test]
-fn a_cancel_leaves_the_place_to_other_requests_under_the_token() {
-    let mut lock = queue(&["b"]);
-    let claim = Claim { by_hand: true, ..claim("own", 1) };
-    let (one, two, three) = (token("1"), token("2"), token("3"));
-    for request in [&one, &two, &one] {
-        lock.ask(&Ask { request: Some(request), on_held: OnHeld::Wait { max: None }, ..ask(&claim) });
-    }
-    lock.wait("c", 1);
-    assert!(!lock.cancel("own", Some("1"), false));
-    lock.ask(&Ask { request: Some(&three), ..ask(&claim) });
-    assert_eq!(lock.waiters(), ["b", "own", "c"]);
-    lock.ask(&Ask { request: Some(&two), ..ask(&claim) });
-    assert_eq!(lock.waiters(), ["b", "c"]);
-}

@@ -209,7 +209,9 @@ impl Manner {
             return self.claim(model, random);
         }
         let token = if random.one_in(8) { self.token(model, random) } else { self.client(random) };
-        if is_removed(&token, model) {
+        // A waiter that the state has removed as dead does not come back: Redis may not have met it yet.
+        let is_waiting = model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token);
+        if model.facts.silent.contains_key(&token) && !is_waiting {
             self.another_life(&token);
             return Step::Look;
         }
@@ -290,10 +292,6 @@ impl Manner {
 
     fn cancel(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
         let token = self.token(model, random);
-        if is_removed(&token, model) {
-            self.another_life(&token);
-            return Step::Look;
-        }
         let is_in_flight = random.one_in(3);
         let request = random.of(&[None, None, Some("q1".to_owned()), Some("q2".to_owned())]);
         if !random.one_in(3) {
@@ -325,12 +323,6 @@ impl Manner {
             self.lives[client] += 1;
         }
     }
-}
-
-/// Returns whether the state has removed a waiter as dead. It does not come back: Redis may not have met it yet.
-fn is_removed(token: &str, model: &Model<'_>) -> bool {
-    let is_waiting = model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token);
-    model.facts.silent.contains_key(token) && !is_waiting
 }
 
 fn ttl(random: &mut Random) -> Ttl {

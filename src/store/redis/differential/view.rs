@@ -1,6 +1,6 @@
 //! All that is kept of a lock, in one form for both sides.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use redis::Value;
 use serde_json::Value as Json;
@@ -52,7 +52,6 @@ struct WaiterView {
     grant: Option<(u64, u64, u64)>,
     /// It was granted nothing, and is passed over.
     is_passed_by: bool,
-    requests: BTreeSet<String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -78,7 +77,6 @@ impl View {
                     grant: waiter.grant.map(|grant| (grant.slot.into(), grant.since_ms, grant.ends_ms)),
                     is_passed_by: waiter.grant.is_none()
                         && (waiter.is_unresponsive || facts.presence(waiter) == Presence::Silent),
-                    requests: waiter.requests.iter().map(|request| request.as_str().to_owned()).collect(),
                 })
                 .collect(),
             last: state.last.as_ref().map(|last| LastView {
@@ -201,7 +199,6 @@ fn waiter_of_redis(waiter: &[Value], ends: &BTreeMap<String, String>, info: &Jso
         slots: number(&info["slots"]),
         joined: number(&info["joined"]),
         is_passed_by: grant.is_none() && waiter[2] == Value::Int(1),
-        requests: info["requests"].as_object().into_iter().flat_map(|requests| requests.keys().cloned()).collect(),
         grant,
         token,
     }
