@@ -153,15 +153,10 @@ impl LockState {
     }
 
     /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it never
-    /// lost the lock, or that it holds the lock in another mode, which its slot or the other holders do not allow.
+    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused.
     fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
         let holder = &self.holders[at];
-        let is_possible = || match (holder.mode, mode) {
-            (Mode::Shared, _) => false,
-            (_, Mode::Slots(slots)) if holder.slot >= slots => false,
-            _ => self.fits(mode, Some(&holder.token)),
-        };
-        holder.purpose != Purpose::Forgotten && (holder.mode == mode || is_possible())
+        holder.purpose != Purpose::Forgotten && holder.mode == mode
     }
 
     /// Hands off what is free, and answers that the request does not hold the lock.

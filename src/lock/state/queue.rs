@@ -185,18 +185,17 @@ impl LockState {
     pub fn has_room(&self, mode: Mode) -> bool {
         let (held, granted) = (self.held(), self.waiters.iter().filter(|waiter| waiter.grant.is_some()));
         let is_in_the_way = |granted: &WaiterState| matches!(granted.mode, Mode::Slots(slots) if slots <= held);
-        self.fits(mode, None) && !granted.into_iter().any(is_in_the_way)
+        self.fits(mode) && !granted.into_iter().any(is_in_the_way)
     }
 
-    /// Returns whether this mode allows a holder beside the holders and the waiters with a grant, except for `own`.
-    pub(super) fn fits(&self, mode: Mode, own: Option<&Token>) -> bool {
-        let holders = || self.holders.iter().filter(|holder| Some(&holder.token) != own);
-        let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some() && Some(&waiter.token) != own);
-        if holders().any(|holder| holder.purpose == Purpose::Forgotten) {
+    /// Returns whether this mode allows a holder beside the holders and the waiters with a grant.
+    fn fits(&self, mode: Mode) -> bool {
+        if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
             return false;
         }
-        let shares: Vec<bool> =
-            holders().map(|it| it.mode).chain(granted.map(|it| it.mode)).map(|mode| mode == Mode::Shared).collect();
+        let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
+        let modes = self.holders.iter().map(|holder| holder.mode).chain(granted);
+        let shares: Vec<bool> = modes.map(|mode| mode == Mode::Shared).collect();
         match mode {
             Mode::Shared => shares.iter().all(|shares| *shares),
             Mode::Slots(slots) => shares.len() < slots as usize && !shares.contains(&true),

@@ -105,12 +105,6 @@ local function is_refused()
   return room.count > 0 and fits(SLOTS, room) and not ends_of(TOKEN)
 end
 
--- Whether we hold the lock in another mode than we ask for, and cannot hold it in this one: beside the others in `room`, or with
--- our slot.
-local function is_held_otherwise(own, room)
-  return (own.slots or 1) ~= SLOTS and (own.slots == 0 or SLOTS > 0 and own.slot >= SLOTS or not fits(SLOTS, room))
-end
-
 -- The listening waiters ahead of us.
 local function those_ahead()
   local ahead = {}
@@ -159,9 +153,9 @@ if own.fence and not granted then
   redis.call('HDEL', INFO, TOKEN)
   own = {}
 end
-local room = survey(TOKEN)
-if own.fence and (own.forgotten or is_held_otherwise(own, room)) then
-  -- Otherwise the reply would say that it holds the lock alone, or one of so many slots, or that it has never lost it.
+if own.fence and (own.forgotten or (own.slots or 1) ~= SLOTS) then
+  -- Otherwise the reply would say that it has never lost the lock, or that it holds it in another mode, by which others are not
+  -- admitted or refused.
   local handed, notified = hand_off()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, notified, last_end(), 0}
@@ -178,6 +172,7 @@ if done then
   expire_holders()
   return {2, done, now, handed, notified}
 end
+local room = survey(TOKEN)
 if SEEN.token and not (own.fence or room.held or ends_of(SEEN.token) and info_of(SEEN.token).fence) and last_end() <= SEEN.ended
   and now < (SEEN.ends or math.huge) then
   -- The server has lost the holder that we saw: no hold has ended since, and only forgotten holders hold the lock. (A grant

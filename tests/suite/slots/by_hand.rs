@@ -84,7 +84,9 @@ on_every_store!(the_token_of_a_slot_gets_no_lock_that_others_exclude, |store| {
     for token in ["t1", "t2", "t3"] {
         release(store, "hand", token).exited(0);
     }
-    again("t0", &[]).exited(0);
+    // Nor if it is alone: others may come beside it.
+    again("t0", &[]).exited(75).said("is held by");
+    again("t0", &["--slots", "3"]).exited(0);
 });
 
 // "The holders, the oldest first", however long their leases last.

@@ -49,18 +49,6 @@ impl History {
         counts.map(|(_, it)| mode(it.slots)).collect()
     }
 
-    /// Returns whether a holder could have acquired its slot in this mode beside those that hold the lock now.
-    pub(super) fn could_hold(&self, holder: &HolderState, mode: Mode) -> bool {
-        let others = || self.state.holders.iter().filter(|it| it.token != holder.token && self.ends(it) > self.now());
-        let is_granted = |it: &&WaiterState| it.grant.is_some_and(|grant| grant.ends_ms > self.now());
-        let granted = self.state.waiters.iter().filter(is_granted);
-        let granted = granted.filter(|it| self.world.presence(it) != Presence::Gone);
-        let beside: Vec<_> = others().map(|it| it.mode).chain(granted.map(|it| it.mode)).collect();
-        let has_such_a_slot = mode == Mode::Shared || matches!(mode, Mode::Slots(slots) if holder.slot < slots);
-        let is_alone = others().all(|it| it.purpose != Purpose::Forgotten);
-        holder.mode != Mode::Shared && has_such_a_slot && is_alone && are_allowed(mode, &beside)
-    }
-
     /// Returns whether a forgotten client is a holder again, or will be because it was `seen`: not if others may have held the
     /// lock since.
     fn is_remembered(&self, client: usize, seen: Option<&Seen>) -> bool {
