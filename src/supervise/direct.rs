@@ -37,8 +37,12 @@ pub(super) fn watch(
         for signal in job.take_pending(signals) {
             supervisor.forward(signal);
         }
+        let awaited_descendants = supervisor.awaits_descendants();
         if let Some(job_state) = supervisor.reap() {
             job.state_changed(job_state);
+        }
+        if supervisor.awaits_descendants() && !awaited_descendants {
+            job.awaits_descendants(Moment::now());
         }
         if let Some(finished) = supervisor.proceed(Moment::now()) {
             return Ok(finished);

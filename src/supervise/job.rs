@@ -65,6 +65,12 @@ impl JobControl {
         (!has_reached_command).then_some(signal)
     }
 
+    /// Records that COMMAND had ended by `ended_at`, and that processes that it left behind are waited for. A request to stop from before
+    /// then was COMMAND's to obey, and is forgotten.
+    pub(super) fn awaits_descendants(&mut self, ended_at: Moment) {
+        self.requested_at = self.requested_at.filter(|at| *at >= ended_at);
+    }
+
     /// Records that COMMAND was stopped or continued.
     pub(super) fn state_changed(&mut self, command: JobState) {
         self.command = command;
@@ -173,9 +179,18 @@ mod tests {
         job.take(TSTP, at(1));
         assert!(job.must_stop_without_command(at(2)));
         assert!(!job.must_stop_without_command(at(2)), "once");
+    }
+
+    #[test]
+    fn a_request_from_before_the_end_of_command_does_not_stop_the_wait_for_descendants() {
+        let mut job = job(true);
+        job.take(TSTP, at(0));
+        assert!(!job.must_stop(at(0), || true), "COMMAND goes on");
+        job.awaits_descendants(at(2));
+        assert!(!job.must_stop_without_command(at(2)));
         job.take(TSTP, at(3));
-        assert!(!job.must_stop(at(3), || true), "COMMAND goes on");
-        assert!(!job.must_stop_without_command(at(13)), "COMMAND has ended long after it");
+        job.awaits_descendants(at(2));
+        assert!(job.must_stop_without_command(at(4)), "COMMAND had ended, which lockrun learnt late");
     }
 
     #[test]

@@ -47,7 +47,10 @@ pub enum GuardianMessage {
     /// COMMAND was stopped or continued.
     JobStateChanged(JobState),
     /// COMMAND has ended, and processes that it left behind are waited for.
-    AwaitingDescendants,
+    AwaitingDescendants {
+        /// A moment just before COMMAND was reaped.
+        ended_at: Moment,
+    },
     /// COMMAND has ended: the lock is about to be released.
     Finished(Finished),
     /// The run is over: lockrun must end in this way.
@@ -218,7 +221,7 @@ impl GuardianMessage {
             }
             GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
             GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
-            GuardianMessage::AwaitingDescendants => [code::AWAITING_DESCENDANTS, 0, 0, 0],
+            GuardianMessage::AwaitingDescendants { ended_at } => [code::AWAITING_DESCENDANTS, word(ended_at), 0, 0],
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
                 let why = why
                     .and_then(|why| STOP_REASONS.iter().position(|known| *known == why))
@@ -244,7 +247,7 @@ impl GuardianMessage {
             }),
             code::GRANTED => GuardianMessage::Granted,
             code::NOT_STARTED => GuardianMessage::NotStarted,
-            code::AWAITING_DESCENDANTS => GuardianMessage::AwaitingDescendants,
+            code::AWAITING_DESCENDANTS => GuardianMessage::AwaitingDescendants { ended_at: moment(frame[1]) },
             code::FINISHED => GuardianMessage::Finished(Finished {
                 command: ending(frame[1]),
                 why: usize::try_from(frame[2]).ok().and_then(|at| STOP_REASONS.get(at.checked_sub(1)?)).copied(),
@@ -339,7 +342,7 @@ mod tests {
             GuardianMessage::LeasedUntil(deadline),
             GuardianMessage::Started { command: i32::MAX, at: at(5) },
             GuardianMessage::NotStarted,
-            GuardianMessage::AwaitingDescendants,
+            GuardianMessage::AwaitingDescendants { ended_at: at(6) },
         ];
         let job_states =
             [JobState::Running, JobState::Stopped { by_terminal: true }, JobState::Stopped { by_terminal: false }];

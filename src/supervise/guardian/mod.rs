@@ -207,6 +207,7 @@ impl Guard {
                 orphaned = true;
                 supervisor.end(StopReason::Orphaned, Moment::now());
             }
+            let reaped_after = Moment::now();
             if let Some(job_state) = supervisor.reap() {
                 self.lockrun.link.send_now(GuardianMessage::JobStateChanged(job_state));
             }
@@ -215,7 +216,7 @@ impl Guard {
             }
             if supervisor.awaits_descendants() && !awaits_descendants {
                 awaits_descendants = true;
-                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants);
+                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants { ended_at: reaped_after });
             }
             if supervisor.is_newly_stuck() {
                 report_stuck(&supervisor.living());

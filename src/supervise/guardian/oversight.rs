@@ -67,7 +67,7 @@ impl Oversight {
                 self.stage = Stage::Running(command);
                 self.milestones.started_at = Some(at);
             }
-            GuardianMessage::AwaitingDescendants => {
+            GuardianMessage::AwaitingDescendants { .. } => {
                 if let Stage::Running(command) = self.stage {
                     self.stage = Stage::AwaitingDescendants(command);
                 }
@@ -120,7 +120,7 @@ mod tests {
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
         assert_eq!(oversight.stage(), Stage::Running(7));
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
-        oversight.note(GuardianMessage::AwaitingDescendants);
+        oversight.note(GuardianMessage::AwaitingDescendants { ended_at: at(15) });
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(20))));
         assert_eq!(oversight.stage(), Stage::AwaitingDescendants(7));
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(20)))));

@@ -124,8 +124,10 @@ impl Parent {
                     Ok(Some(GuardianMessage::JobStateChanged(job_state))) => job.state_changed(job_state),
                     Ok(Some(message)) => {
                         self.oversight.note(message);
-                        if let GuardianMessage::Started { .. } = message {
-                            priority::raise();
+                        match message {
+                            GuardianMessage::Started { .. } => priority::raise(),
+                            GuardianMessage::AwaitingDescendants { ended_at } => job.awaits_descendants(ended_at),
+                            _ => {}
                         }
                     }
                     Ok(None) | Err(_) => {

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
-use crate::support::processes::{children, is_alive, send, state};
+use crate::support::processes::{children, is_pending, send, state};
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
@@ -65,17 +65,51 @@ on_every_store!(what_is_waited_for_can_be_suspended, |store| {
     let script = format!("({left}) & echo $$ >{}; exit 3", id.display());
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait sh -c '{script}'"));
     let command = written(&id);
-    eventually(LONG, "the command has ended", || !is_alive(command));
+    eventually(LONG, "the command has been reaped", || state(command).is_none());
+    let lockrun = terminal.foreground();
     for _ in 0..2 {
         terminal.type_keys("\x1a");
         terminal.wait_for("Stopped");
         terminal.wait_for(PROMPT);
         assert!(!is_free(store, "tty"), "suspended, but within the lease");
         enter(&mut terminal, "fg; echo status $?");
-        terminal.wait_for("lockrun");
+        // The shell names the job before it continues it.
+        let is_resumed = || terminal.foreground() == lockrun && state(lockrun.as_raw()) != Some('T');
+        eventually(LONG, "it is in the foreground again", is_resumed);
     }
     fs::write(&go, "").expect("our own directory");
     terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
+// A Ctrl-Z that the command ignored is over when the command has ended: it does not stop lockrun while a process that was left behind is
+// waited for, and that has ignored it, too.
+on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let (id, go) = (directory.path().join("id"), directory.path().join("go"));
+    let mut terminal = shell(store);
+    let left = format!("while ! [ -e {} ]; do sleep 0.01; done", go.display());
+    let script = format!(
+        "trap \"\" TSTP; ({left}) & trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 word; do :; done; exit 3",
+        id.display()
+    );
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait bash -c '{script}'; echo status $?"));
+    let command = written(&id);
+    let lockrun = terminal.foreground().as_raw();
+    terminal.type_keys("\x1a");
+    terminal.wait_for("caught");
+    eventually(LONG, "lockrun has noticed it", || !is_pending(lockrun, Signal::SIGTSTP));
+    enter(&mut terminal, "");
+    eventually(LONG, "the command has been reaped", || state(command).is_none());
+    // After a few other runs, lockrun has noticed that, too.
+    for _ in 0..3 {
+        Lockrun::new(store).key("another").command(["true"]).run().exited(0);
+    }
+    fs::write(&go, "").expect("our own directory");
+    let seen = terminal.wait_for("status");
+    assert!(!seen.contains("Stopped"), "{seen:?}");
+    terminal.wait_for(" 3");
     terminal.wait_for(PROMPT);
     assert!(is_free(store, "tty"));
 });

@@ -170,6 +170,12 @@ pub(crate) fn state(pid: i32) -> Option<char> {
     status(pid, "State")?.chars().next()
 }
 
+/// Returns whether this signal was sent to the process, which has not handled it yet.
+pub(crate) fn is_pending(pid: i32, signal: Signal) -> bool {
+    let pending = status(pid, "ShdPnd").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+    pending.is_some_and(|mask| mask & 1 << (signal as i32 - 1) != 0)
+}
+
 /// Returns whether another process traces it.
 pub(crate) fn is_traced(pid: i32) -> bool {
     status(pid, "TracerPid").is_some_and(|tracer| tracer != "0")
