@@ -55,7 +55,7 @@ impl Reason {
             Reason::TimedOut(span) => {
                 format!("the command was stopped: --max-runtime {} has passed", duration::say_finely(span))
             }
-            Reason::Unguarded => "lockrun's guardian process was killed, and the command with it".into(),
+            Reason::Unguarded => "lockrun's guardian process was killed, and the command's processes with it".into(),
             Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
         }
     }

@@ -68,7 +68,7 @@ fn after(run: RunId, oversight: &Oversight) {
                 release(&mut store, run, &plan, release_after(&plan, finished));
             }
         }
-        Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_) => take_over(run, oversight),
+        Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => take_over(run, oversight),
     }
 }
 

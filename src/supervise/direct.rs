@@ -37,11 +37,11 @@ pub(super) fn watch(
         for signal in job.take_pending(signals) {
             supervisor.forward(signal);
         }
-        let awaited_descendants = supervisor.awaits_descendants();
+        let awaited_descendants = supervisor.awaits_descendants().is_some();
         if let Some(job_state) = supervisor.reap() {
             job.state_changed(job_state);
         }
-        if supervisor.awaits_descendants() && !awaited_descendants {
+        if supervisor.awaits_descendants().is_some() && !awaited_descendants {
             job.awaits_descendants(Moment::now());
         }
         if let Some(finished) = supervisor.proceed(Moment::now()) {
@@ -51,7 +51,7 @@ pub(super) fn watch(
             report_stuck(&supervisor.living());
         }
         // COMMAND's state is up to date: it was just reaped.
-        let must_stop = if supervisor.awaits_descendants() {
+        let must_stop = if supervisor.awaits_descendants().is_some() {
             job.must_stop_without_command(Moment::now())
         } else {
             job.must_stop(Moment::now(), || true)

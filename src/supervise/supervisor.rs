@@ -251,9 +251,9 @@ impl<P: Processes> Supervisor<P> {
         can_hold && (self.tree.ended().is_none() || self.descendants != Descendants::Leave)
     }
 
-    /// Returns whether COMMAND has ended by itself, and processes that it left behind are waited for.
-    pub(super) fn awaits_descendants(&self) -> bool {
-        matches!(self.stage, Stage::Running) && self.tree.ended().is_some()
+    /// Returns how COMMAND has ended by itself, if it has, and processes that it left behind are waited for.
+    pub(super) fn awaits_descendants(&self) -> Option<Ending> {
+        self.tree.ended().filter(|_| matches!(self.stage, Stage::Running))
     }
 
     /// Returns whether COMMAND is being ended.

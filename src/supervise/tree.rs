@@ -86,14 +86,15 @@ impl Tree {
         })
     }
 
-    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one.
-    pub(super) fn adopt(command: pid_t, own_group: bool, preexisting: Preexisting) -> Self {
+    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one. `ended` is how
+    /// COMMAND ended, if the parent reaped it: its id may belong to another process now.
+    pub(super) fn adopt(command: pid_t, ended: Option<Ending>, own_group: bool, preexisting: Preexisting) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
             own_group,
             own_child: false,
-            ended: None,
+            ended,
             job_state: JobState::Running,
             unreported: None,
             gone: false,

@@ -48,6 +48,8 @@ pub enum GuardianMessage {
     JobStateChanged(JobState),
     /// COMMAND has ended, and processes that it left behind are waited for.
     AwaitingDescendants {
+        /// How COMMAND ended.
+        command: Ending,
         /// A moment just before COMMAND was reaped.
         ended_at: Moment,
     },
@@ -221,7 +223,9 @@ impl GuardianMessage {
             }
             GuardianMessage::Granted => [code::GRANTED, 0, 0, 0],
             GuardianMessage::NotStarted => [code::NOT_STARTED, 0, 0, 0],
-            GuardianMessage::AwaitingDescendants { ended_at } => [code::AWAITING_DESCENDANTS, word(ended_at), 0, 0],
+            GuardianMessage::AwaitingDescendants { command, ended_at } => {
+                [code::AWAITING_DESCENDANTS, ending_word(Some(command)), word(ended_at), 0]
+            }
             GuardianMessage::Finished(Finished { command, why, stuck }) => {
                 let why = why
                     .and_then(|why| STOP_REASONS.iter().position(|known| *known == why))
@@ -247,7 +251,9 @@ impl GuardianMessage {
             }),
             code::GRANTED => GuardianMessage::Granted,
             code::NOT_STARTED => GuardianMessage::NotStarted,
-            code::AWAITING_DESCENDANTS => GuardianMessage::AwaitingDescendants { ended_at: moment(frame[1]) },
+            code::AWAITING_DESCENDANTS => {
+                GuardianMessage::AwaitingDescendants { command: ending(frame[1])?, ended_at: moment(frame[2]) }
+            }
             code::FINISHED => GuardianMessage::Finished(Finished {
                 command: ending(frame[1]),
                 why: usize::try_from(frame[2]).ok().and_then(|at| STOP_REASONS.get(at.checked_sub(1)?)).copied(),
@@ -342,7 +348,7 @@ mod tests {
             GuardianMessage::LeasedUntil(deadline),
             GuardianMessage::Started { command: i32::MAX, at: at(5) },
             GuardianMessage::NotStarted,
-            GuardianMessage::AwaitingDescendants { ended_at: at(6) },
+            GuardianMessage::AwaitingDescendants { command: Ending::Exited(0), ended_at: at(6) },
         ];
         let job_states =
             [JobState::Running, JobState::Stopped { by_terminal: true }, JobState::Stopped { by_terminal: false }];

@@ -214,9 +214,9 @@ impl Guard {
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
             }
-            if supervisor.awaits_descendants() && !awaits_descendants {
+            if let Some(command) = supervisor.awaits_descendants().filter(|_| !awaits_descendants) {
                 awaits_descendants = true;
-                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants { ended_at: reaped_after });
+                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants { command, ended_at: reaped_after });
             }
             if supervisor.is_newly_stuck() {
                 report_stuck(&supervisor.living());

@@ -6,6 +6,7 @@ use libc::pid_t;
 
 use super::backchannel::GuardianMessage;
 use super::watchdog;
+use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
 use crate::lock::milestones::Milestones;
 use crate::supervise::supervisor::Finished;
@@ -21,8 +22,13 @@ pub enum Stage {
     Granted,
     /// COMMAND runs, with this process id.
     Running(pid_t),
-    /// COMMAND, which had this process id, has ended, and processes that it left behind are waited for.
-    AwaitingDescendants(pid_t),
+    /// COMMAND has ended, and processes that it left behind are waited for.
+    AwaitingDescendants {
+        /// The process id that COMMAND had. Its process group may still have it.
+        command: pid_t,
+        /// How COMMAND ended.
+        ended: Ending,
+    },
     /// COMMAND has ended, and nothing is waited for.
     Finished(Finished),
 }
@@ -67,9 +73,9 @@ impl Oversight {
                 self.stage = Stage::Running(command);
                 self.milestones.started_at = Some(at);
             }
-            GuardianMessage::AwaitingDescendants { .. } => {
+            GuardianMessage::AwaitingDescendants { command: ended, .. } => {
                 if let Stage::Running(command) = self.stage {
-                    self.stage = Stage::AwaitingDescendants(command);
+                    self.stage = Stage::AwaitingDescendants { command, ended };
                 }
             }
             GuardianMessage::NotStarted => self.enter_without_deadline(Stage::Waiting),
@@ -85,7 +91,7 @@ impl Oversight {
 
     /// Returns when to take over if the guardian has not reported by then that nothing is left to end, because it is stopped or hangs.
     pub fn takes_over_at(&self) -> Option<Moment> {
-        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_));
+        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. });
         self.deadline.filter(|_| may_run).map(watchdog::fires_at)
     }
 }
@@ -120,9 +126,9 @@ mod tests {
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
         assert_eq!(oversight.stage(), Stage::Running(7));
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
-        oversight.note(GuardianMessage::AwaitingDescendants { ended_at: at(15) });
+        oversight.note(GuardianMessage::AwaitingDescendants { command: Ending::Exited(3), ended_at: at(15) });
         oversight.note(GuardianMessage::LeasedUntil(deadline(at(20))));
-        assert_eq!(oversight.stage(), Stage::AwaitingDescendants(7));
+        assert_eq!(oversight.stage(), Stage::AwaitingDescendants { command: 7, ended: Ending::Exited(3) });
         assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(20)))));
     }
 

@@ -126,7 +126,7 @@ impl Parent {
                         self.oversight.note(message);
                         match message {
                             GuardianMessage::Started { .. } => priority::raise(),
-                            GuardianMessage::AwaitingDescendants { ended_at } => job.awaits_descendants(ended_at),
+                            GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
                             _ => {}
                         }
                     }
@@ -135,7 +135,7 @@ impl Parent {
                         return match self.oversight.stage() {
                             Stage::Waiting => Ok(GuardianEnd::NotStarted(milestones)),
                             Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
-                            Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants(_) => {
+                            Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => {
                                 self.take_over(signals)
                             }
                         };
@@ -143,7 +143,7 @@ impl Parent {
                 }
             }
             let must_stop = match self.oversight.stage() {
-                Stage::Waiting | Stage::AwaitingDescendants(_) => job.must_stop_without_command(Moment::now()),
+                Stage::Waiting | Stage::AwaitingDescendants { .. } => job.must_stop_without_command(Moment::now()),
                 Stage::Granted | Stage::Running(_) | Stage::Finished(_) => {
                     job.must_stop(Moment::now(), || self.command_is_stopped())
                 }
@@ -178,11 +178,12 @@ impl Parent {
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
-        let command = match self.oversight.stage() {
-            Stage::Running(command) | Stage::AwaitingDescendants(command) => command,
-            _ => 0,
+        let (command, ended) = match self.oversight.stage() {
+            Stage::Running(command) => (command, None),
+            Stage::AwaitingDescendants { command, ended } => (command, Some(ended)),
+            _ => (0, None),
         };
-        let tree = Tree::adopt(command, !self.has_terminal, self.preexisting);
+        let tree = Tree::adopt(command, ended, !self.has_terminal, self.preexisting);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;

@@ -87,12 +87,14 @@ on_every_store!(what_is_waited_for_can_be_suspended, |store| {
 // waited for, and that has ignored it, too.
 on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     let directory = TempDir::new().expect("a temporary directory");
-    let (id, go) = (directory.path().join("id"), directory.path().join("go"));
+    let [id, end, go] = ["id", "end", "go"].map(|name| directory.path().join(name));
     let mut terminal = shell(store);
     let left = format!("while ! [ -e {} ]; do sleep 0.01; done", go.display());
     let script = format!(
-        "trap \"\" TSTP; ({left}) & trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 word; do :; done; exit 3",
-        id.display()
+        "trap \"\" TSTP; ({left}) & trap \"echo caught\" TSTP; echo $$ >{}; \
+         until [ -e {} ]; do read -t 0.05 word; done; exit 3",
+        id.display(),
+        end.display()
     );
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait bash -c '{script}'; echo status $?"));
     let command = written(&id);
@@ -100,7 +102,7 @@ on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     terminal.type_keys("\x1a");
     terminal.wait_for("caught");
     eventually(LONG, "lockrun has noticed it", || !is_pending(lockrun, Signal::SIGTSTP));
-    enter(&mut terminal, "");
+    fs::write(&end, "").expect("our own directory");
     eventually(LONG, "the command has been reaped", || state(command).is_none());
     // After a few other runs, lockrun has noticed that, too.
     for _ in 0..3 {

@@ -1,11 +1,13 @@
 //! What lockrun reports of a run whose guardian was killed or stopped.
 
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use crate::support::events::{Events, number};
 use crate::support::hand::status;
-use crate::support::processes::{children, send};
+use crate::support::processes::{children, send, state};
 use crate::support::schema::must_fit;
+use crate::support::shell::written;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, eventually};
 
@@ -27,4 +29,24 @@ on_every_lease_store!(the_events_of_a_takeover_have_all_their_fields, |store| {
         must_fit("events", &events.all());
         assert_eq!(status(store, "taken-over")["last"]["status"], exit);
     }
+});
+
+// "`status`, `signal`: how the command ended": also if only processes that it left behind were killed with the guardian. lockrun's own
+// status is 125, because with `--descendants wait` they belong to the run.
+on_every_lease_store!(the_guardian_is_killed_after_the_command_has_ended, |store| {
+    let (events, directory) = (Events::new(), TempDir::new().expect("a temporary directory"));
+    let id = directory.path().join("id");
+    let script = format!("sleep 600 & echo $$ >{}; exit 3", id.display());
+    let call = events.of(Lockrun::new(store)).key("taken-over").args(["--ttl", "10m", "--descendants", "wait"]);
+    let run = call.command(["sh", "-c", &script]).spawn();
+    let command = written(&id);
+    let [guardian] = children(run.pid())[..] else { panic!("lockrun has one child, its guardian") };
+    eventually(LONG, "the guardian has reaped the command, and sleeps again", || {
+        state(command).is_none() && state(guardian) == Some('S')
+    });
+    send(guardian, Signal::SIGKILL);
+    run.wait().exited(125).said("guardian process was killed, and the command's processes with it");
+    assert_eq!(number(&events.one("finished"), "status"), 3);
+    must_fit("events", &events.all());
+    assert_eq!(status(store, "taken-over")["last"]["status"], 125);
 });
