@@ -55,13 +55,6 @@ pub(super) struct Header {
     pub(super) raft_term: String,
 }
 
-/// Any answer but those of a stream.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Answer {
-    pub(super) header: Header,
-}
-
 /// The answer to a transaction.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

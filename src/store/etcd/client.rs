@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::api::{self, Answer, LoggedIn};
+use super::api::{self, LoggedIn};
 use super::failure::Failure;
 use super::http::{Connection, Request, Response};
 use super::url::{Cluster, shown};
@@ -32,8 +32,6 @@ pub(super) struct Client {
     is_idle: bool,
     /// The token of our log-in.
     token: Option<String>,
-    /// The cluster of the members that have answered.
-    cluster_id: Option<String>,
     /// What the member's clock showed, in milliseconds of Unix time, and when.
     clock: Option<(u64, Moment)>,
     /// How long the last answer took.
@@ -66,7 +64,6 @@ impl Client {
             connection: None,
             is_idle: false,
             token: None,
-            cluster_id: None,
             clock: None,
             round_trip: Duration::ZERO,
             failed: 0,
@@ -91,8 +88,6 @@ impl Client {
     /// A member without a leader loses what it is asked, and one that was just cut off does not know it yet. So as soon as
     /// one member has not answered, the others get shorter shares, and are asked again and again: a new leader may be there a
     /// little later.
-    ///
-    /// A member of another cluster than the others knows nothing of our lock, and counts as one that does not answer.
     pub(super) fn exchange(
         &mut self,
         flight: &[Request],
@@ -128,11 +123,6 @@ impl Client {
             self.member = (self.member + 1) % members;
             if failures.len().is_multiple_of(members) {
                 let last_round = &failures[failures.len() - members..];
-                if last_round.iter().all(|(_, failure)| matches!(failure, Failure::OtherCluster(_))) {
-                    // The whole cluster was replaced, as by one that was restored from a snapshot.
-                    self.cluster_id = None;
-                    continue;
-                }
                 let goes_on = members > 1 && last_round.iter().any(|(_, failure)| failure.is_of_election());
                 let pause = backoff.next();
                 if !goes_on || Moment::now() + pause >= deadline {
@@ -158,7 +148,7 @@ impl Client {
         }
         let rank = |failure: &Failure| match failure {
             Failure::Refused(_) => 3,
-            Failure::NotEtcd(_) | Failure::Proxy(_) | Failure::OtherCluster(_) => 2,
+            Failure::NotEtcd(_) | Failure::Proxy(_) => 2,
             Failure::Closed | Failure::Silent => 1,
             _ => 0,
         };
@@ -182,7 +172,7 @@ impl Client {
                         self.clock = Some((member_ms(our_ms(), date), Moment::now()));
                     }
                     let of_member = |response| Failure::of_response(response).filter(Failure::is_of_member);
-                    match responses.iter().find_map(of_member).or_else(|| self.of_other_cluster(&responses)) {
+                    match responses.iter().find_map(of_member) {
                         Some(failure) => failure,
                         None if logs_in && self.token.is_some() && responses.iter().any(has_no_token) => {
                             self.token = None;
@@ -199,16 +189,6 @@ impl Client {
             }
             return Err(failure);
         }
-    }
-
-    /// Returns a failure if the present member, which has answered, belongs to another cluster than those before.
-    fn of_other_cluster(&mut self, responses: &[Response]) -> Option<Failure> {
-        if self.cluster.members.len() == 1 {
-            return None;
-        }
-        let id = responses.iter().find_map(cluster_id)?;
-        let known = self.cluster_id.get_or_insert_with(|| id.clone());
-        (*known != id).then(|| Failure::OtherCluster(shown(&self.cluster.members[self.member])))
     }
 
     fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
@@ -261,12 +241,6 @@ fn converse(
 ) -> Result<Vec<Response>, Failure> {
     connection.send(flight, token, deadline)?;
     flight.iter().map(|_| connection.receive(deadline)).collect()
-}
-
-/// Returns the cluster that an answer is from, if it says so.
-fn cluster_id(response: &Response) -> Option<String> {
-    let answer = api::read::<Answer>(&response.body).ok().filter(|_| response.status == 200)?;
-    Some(answer.header.cluster_id).filter(|id| !id.is_empty())
 }
 
 fn has_no_token(response: &Response) -> bool {

@@ -34,8 +34,6 @@ pub(super) enum Failure {
     BadCertificate(String),
     /// The member rejects our certificate because it has a common name, which could be taken for a user's.
     CommonName,
-    /// This member belongs to another cluster than those that have answered so far.
-    OtherCluster(String),
     /// etcd has rejected the request.
     Refused(Refusal),
     /// What is stored of this lock under an etcd `key` cannot be read.
@@ -168,12 +166,9 @@ impl Failure {
     /// Returns whether another member may answer the same request.
     pub(super) fn is_of_member(&self) -> bool {
         match self {
-            Failure::Unreachable(_)
-            | Failure::Closed
-            | Failure::Silent
-            | Failure::Proxy(_)
-            | Failure::NotEtcd(_)
-            | Failure::OtherCluster(_) => true,
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => {
+                true
+            }
             Failure::Refused(refusal) => refusal.is_passing(),
             _ => false,
         }
@@ -191,7 +186,7 @@ impl Failure {
 
     /// Returns whether the request may have been carried out all the same.
     pub(super) fn leaves_outcome_open(&self) -> bool {
-        // A proposal that timed out may still be accepted. Another cluster may have replaced ours.
+        // A proposal that timed out may still be accepted.
         self.is_of_member() && !matches!(self, Failure::Unreachable(_))
     }
 
@@ -208,11 +203,7 @@ impl Failure {
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
-            Failure::Unreachable(_)
-            | Failure::Closed
-            | Failure::Silent
-            | Failure::Proxy(500..)
-            | Failure::OtherCluster(_) => Trouble::Unavailable,
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(500..) => Trouble::Unavailable,
             Failure::Contended => Trouble::Busy,
             Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_passing() => Trouble::Unavailable,
@@ -248,9 +239,6 @@ impl Failure {
             Failure::CommonName => anyhow!(
                 "{cluster} rejects the client's certificate because it has a common name; use one without (cert=FILE and key=FILE \
                  in the store's URL)"
-            ),
-            Failure::OtherCluster(member) => anyhow!(
-                "the member {member} of {cluster} belongs to another cluster than the others; name only the members of one cluster"
             ),
             Failure::Broken { key, why } => anyhow!(
                 "its record in {cluster} is broken, so nobody gets it: {}; when nothing runs under the lock, delete this key: \

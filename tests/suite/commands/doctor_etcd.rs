@@ -24,6 +24,14 @@ fn members_that_the_url_does_not_name() {
     finds(&two, "note", &["the URL names 2 of the 3 members"]);
 }
 
+// One member in the URL was wiped, and started as a cluster of its own: the two know nothing of each other's locks.
+#[test]
+fn members_of_different_clusters() {
+    let (etcd, other) = (Etcd::of(1), Etcd::of(1));
+    let url = Etcd::url_of(&[&etcd.members()[0], &other.members()[0]]);
+    finds(&doctor(&url).exited(2), "fail", &["the members in the URL belong to 2 clusters"]);
+}
+
 // Learners do not vote, so they do not count.
 #[test]
 fn learners_do_not_count() {
