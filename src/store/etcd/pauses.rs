@@ -19,17 +19,21 @@ impl Pauses {
     const MOST: Duration = Duration::from_millis(1500);
     const MOST_URGENT: Duration = Duration::from_millis(100);
 
-    /// How many round trips the next attempt may take: it reads and writes, and one of the two may take longer.
+    /// How many round trips an attempt after a pause may take: it reads and writes, and one of the two may take longer.
     const ROUND_TRIPS: u32 = 3;
 
-    /// Returns the next pause, if the time `left` allows another attempt.
+    /// Returns the next pause, if the time `left` allows another attempt. One without a pause only writes, so a slow
+    /// `round_trip` shortens the pauses before it ends the operation.
     pub(super) fn next(&mut self, is_urgent: bool, round_trip: Duration, left: Duration) -> Option<Duration> {
-        let spare = left.checked_sub(round_trip * Self::ROUND_TRIPS)?;
+        if left <= round_trip {
+            return None;
+        }
         self.tried += 1;
         let skipped = if is_urgent { Self::AT_ONCE } else { 0 };
         if self.tried <= skipped {
             return Some(Duration::ZERO);
         }
+        let spare = left.saturating_sub(round_trip * Self::ROUND_TRIPS);
         let first = Self::FIRST.max(round_trip);
         let most = if is_urgent { Self::MOST_URGENT } else { Self::MOST };
         let longest = (first * (1 << (self.tried - skipped - 1).min(10))).min(most);
@@ -50,9 +54,19 @@ mod tests {
             for left in (0..2000).map(Duration::from_millis) {
                 let mut pauses = Pauses::default();
                 let pause = std::iter::from_fn(|| pauses.next(is_urgent, ROUND_TRIP, left)).take(8).max();
-                let after = pause.map(|pause| left.saturating_sub(pause));
+                let after = pause.filter(|pause| !pause.is_zero()).map(|pause| left.saturating_sub(pause));
                 assert!(after.is_none_or(|after| after >= 2 * ROUND_TRIP), "{left:?} {pause:?}");
             }
+        }
+    }
+
+    #[test]
+    fn one_slow_answer_does_not_end_an_operation() {
+        let (slow, left) = (Duration::from_millis(1250), Duration::from_millis(3400));
+        for is_urgent in [false, true] {
+            let mut pauses = Pauses::default();
+            assert_eq!(pauses.next(is_urgent, slow, left), Some(Duration::ZERO));
+            assert_eq!(pauses.next(is_urgent, slow, slow), None, "too little time to write");
         }
     }
 
