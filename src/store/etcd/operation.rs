@@ -90,7 +90,7 @@ impl EtcdStore {
             && !self.client.may_be_done
         {
             self.unused_leases.extend(leases.without(&[]));
-            // Any other failure may pass, and then the next operation tidies up.
+            // After any other failure the next operation tidies up, or the caller does if it gives up.
             if !failure.is_transient() {
                 self.revoke_unused_leases();
             }
@@ -261,14 +261,17 @@ impl EtcdStore {
         let new: Vec<i64> = change.new_grants(leases).map(|(lease, _)| *lease).collect();
         let responses = self.client.exchange(&change.requests(scope, leases), Effect::Writes, deadline)?;
         let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
+        let mut first_failure = None;
         for (grant, lease) in grants.iter().zip(new) {
             match Failure::of_response(grant) {
                 // An earlier attempt has created it.
-                Some(Failure::Refused(refusal)) if refusal.lease_exists() => {}
-                Some(failure) => return Err(failure),
-                None => {}
+                Some(Failure::Refused(refusal)) if refusal.lease_exists() => leases.note(lease),
+                Some(failure) => first_failure = first_failure.or(Some(failure)),
+                None => leases.note(lease),
             }
-            leases.note(lease);
+        }
+        if let Some(failure) = first_failure {
+            return Err(failure);
         }
         // If the answer cannot be read, the transaction may or may not have been carried out.
         transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))

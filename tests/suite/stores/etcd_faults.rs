@@ -1,5 +1,6 @@
 //! Faults of etcd alone, besides those of every store's server: a full database, TLS, a compaction, broken records.
 
+use std::thread;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -117,6 +118,25 @@ fn no_lease_is_left() {
     Lockrun::new(&store).key("k").args(["--wait", "100ms"]).command(["true"]).run().exited(75);
     holder.finish().exited(0);
     queue.end().in_order(0..3);
+    assert_eq!(etcd.leases(), 0);
+}
+
+// The same of a run that gives up because others change the lock: its write comes too late, and there is too little time for another one.
+#[test]
+fn no_lease_is_left_of_a_run_that_loses() {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    let store = Store::Etcd(Etcd::of(1));
+    let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+    run(&store.url()).exited(0);
+    proxy.set(Mode::HoldAt("request_put"));
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--fail", "--ttl", "24h", "--store-timeout", "4s"]);
+    let run = call.command(["true"]).spawn();
+    eventually(LONG, "it writes", || proxy.held() > 0);
+    etcd.edit("k", |_| {});
+    // Another answer that takes as long would come after the time-out.
+    thread::sleep(TIMEOUT / 2 + Duration::from_millis(500));
+    proxy.set(Mode::Pass);
+    run.wait().exited(69);
     assert_eq!(etcd.leases(), 0);
 }
 
