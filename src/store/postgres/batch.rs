@@ -24,12 +24,17 @@ const TIMEOUT_MAX: u64 = 2_147_483_647;
 /// holder from renewing it.
 const IDLE_MAX_MS: u64 = 1500;
 
+/// The function by which a transaction waits for the disk: `pg_logical_emit_message` for text, which has this number in every version of
+/// PostgreSQL, but not everywhere the same arguments. Every role may call it, unless that right was revoked.
+pub(super) const FLUSH_OID: u32 = 3577;
+
 /// What must survive a crash of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Commit {
     /// What was written. The commit waits for the server's disk, and others see it only then.
     Durable,
     /// The same, but others see it before it is on disk. When they commit what they do next, that waits for all earlier writes, too.
+    /// The role must have the right to call [`FLUSH_OID`].
     VisibleEarly,
     /// Nothing: the commit does not wait for the disk.
     NotDurable,

@@ -141,20 +141,14 @@ impl Connection {
         self.send(&batch.messages, deadline)?;
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
-        let mut is_committed = false;
         for at in 0..batch.len() {
             match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
-                Ok(answer) => {
-                    is_committed |= refusal.is_none() && answer.tag == "COMMIT";
-                    answers.push(answer);
-                }
+                Ok(answer) => answers.push(answer),
                 Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
             }
         }
         match refusal {
-            // What follows a commit only waits for the disk.
-            Some(refusal) if is_committed && refusal.lacks_rights() => Err(Failure::Unflushed(refusal)),
             Some(refusal) => Err(Failure::Refused(refusal)),
             None => Ok(answers.split_off(batch.preparations)),
         }

@@ -20,8 +20,6 @@ pub(super) enum Failure {
     Unwritten,
     /// A transaction was committed, but the server warned that no standby has confirmed it.
     Unconfirmed,
-    /// A transaction was committed, but our role may not call what the statement after it calls to wait for the disk.
-    Unflushed(Refusal),
     /// The server could not be reached, so it has seen nothing of the request.
     Unreachable(String),
     /// The server is a standby.
@@ -145,7 +143,6 @@ impl Failure {
             Failure::NoHost { trouble, .. } => *trouble,
             Failure::Refused(_)
             | Failure::Unwritten
-            | Failure::Unflushed(_)
             | Failure::NoResources(_)
             | Failure::NoPassword(_)
             | Failure::NoWait(_)
@@ -195,10 +192,6 @@ impl Failure {
             ),
             Failure::Unconfirmed => anyhow!(
                 "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
-            ),
-            Failure::Unflushed(refusal) => anyhow!(
-                "{server} has committed, but rejects the statement that waits for its disk, so a crash could undo it: {refusal}{}",
-                refusal.advice()
             ),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),

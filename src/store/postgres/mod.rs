@@ -289,11 +289,8 @@ impl Store for PostgresStore {
             before = Some(answer.clone());
             Applied { answer, ..applied }
         });
-        match released {
-            Ok(Committed { answer, now_ms, .. }) => Ok(from_state::released(answer, Now::unix(now_ms))),
-            Err(failure @ Failure::Unflushed(_)) => Ok(Released::Unrecorded(self.explain(&failure).to_string())),
-            Err(failure) => Err(self.explain(&failure)),
-        }
+        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
+        Ok(from_state::released(answer, Now::unix(now_ms)))
     }
 
     /// If this fails, the lease expires, if the claim got one.

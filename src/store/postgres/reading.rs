@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::batch::{Batch, READ_WRITE};
+use super::batch::{Batch, Commit, FLUSH_OID, READ_WRITE};
 use super::connection::Connection;
 use super::facts::{GONE, Queued, TableFacts};
 use super::failure::Failure;
@@ -59,6 +59,8 @@ pub(super) struct Found {
     pub(super) now_ms: u64,
     /// Whether a pooler gives each transaction another session.
     pub(super) is_pooled: bool,
+    /// How a hand-off commits: [`Commit::VisibleEarly`] if our role has the right to do so.
+    pub(super) hand_off: Commit,
     /// The waiters that were read, in their order.
     pub(super) queue: Vec<Queued>,
     /// Whether those are all waiters of the lock.
@@ -97,7 +99,8 @@ impl Found {
         // A separate statement, so that the clock and the waiters are read after the row is locked.
         batch.add(
             &format!(
-                "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), its.* \
+                "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), \
+                 has_function_privilege({FLUSH_OID}::oid, 'EXECUTE'), its.* \
                  FROM {NOW} LEFT JOIN ({}) AS its ON true ORDER BY its.place",
                 waiters.query
             ),
@@ -109,7 +112,7 @@ impl Found {
             return Err(Failure::Unwritten);
         }
         let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
-        let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
+        let [Some(now_ms), Some(process), version, may_flush] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
         let record = locked.rows.pop().and_then(|mut row| row.pop().flatten()).ok_or(Failure::RowDeleted)?;
         // Without waiters there is one row, in which a waiter's columns are null.
@@ -122,6 +125,7 @@ impl Found {
             record,
             now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
             is_pooled: process.parse() != Ok(connection.process),
+            hand_off: if may_flush.as_deref() == Some("t") { Commit::VisibleEarly } else { Commit::Durable },
             has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
             queue,
             is_locked: lock != RowLock::None,

@@ -142,10 +142,10 @@ impl<'a> SecondTrip<'a> {
         let hands_off = applied.granted.iter().any(|token| subject.asking != Some(token));
         let how = match trip.checks.writes_record || trip.joins {
             // The next holder need not wait for the disk twice.
-            true if hands_off => Commit::VisibleEarly,
+            true if hands_off => found.hand_off,
             true => Commit::Durable,
             // What is already there may not have reached the disk or the standbys.
-            false if subject.may_be_done => Commit::VisibleEarly,
+            false if subject.may_be_done => found.hand_off,
             // If a crash makes the server forget this, it only costs time: that is not worth waiting for the disk.
             false => Commit::NotDurable,
         };

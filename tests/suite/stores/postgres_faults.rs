@@ -8,7 +8,7 @@ use crate::support::calm::in_time;
 use crate::support::crowd;
 use crate::support::hand::{is_held, release, status, token, until_waiting};
 use crate::support::holder::is_free;
-use crate::support::lockrun::waiting_for_its_end;
+use crate::support::lockrun::{Running, waiting_for_its_end};
 use crate::support::places::keep_their_places;
 use crate::support::postgres::Setup;
 use crate::support::proxy::Mode;
@@ -269,19 +269,35 @@ fn a_hand_off_outlives_a_crash() {
     assert_eq!(postgres.ask("SELECT is_granted FROM lockrun.waiters"), "t\n");
 }
 
-// A role that may not make the server wait for its disk apart from a commit: the lock is handed off all the same, and the message says so.
+// A role that may not make the server wait for its disk apart from a commit: each operation that hands off the lock works all the same.
 on_postgres!(a_hand_off_without_the_right_to_wait_for_the_disk, |store, postgres| {
+    postgres.ask("CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk");
+    postgres.revoke_call("pg_logical_emit_message");
+    let url = postgres.url_as("clerk", "");
+    let call = |key: &str| Lockrun::at(&url).key(key).args(["--ttl", "1h"]);
+    let waiter = |key: &str| call(key).args(["--wait", "--shared"]).command(["echo", "ran"]).spawn();
+    let runs = |waiter: Running| drop(waiter.wait().exited(0).printed("ran\n").silent());
+    // The look of a waiter that finds an expired lease, and hands off the lock to those ahead of it.
+    Lockrun::bare().args(["acquire", "--key", "expired", "--store", &url, "--ttl", "none"]).run().exited(0);
+    let waiters = [waiter("expired"), waiter("expired")];
+    until_waiting(store, "expired", 2);
     postgres.ask(
-        "CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO clerk;
-         REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) FROM PUBLIC",
+        "UPDATE lockrun.locks SET state = jsonb_set(state::jsonb, '{holders,0,lease,ends_ms}', '1')::json WHERE key = 'expired'",
     );
-    let call = Lockrun::at(&postgres.url_as("clerk", "")).key("k").args(["--ttl", "1h"]);
-    let holder = waiting_for_its_end(&call);
-    let waiter = call.arg("--wait").command(["echo", "ran"]).spawn();
-    until_waiting(store, "k", 1);
-    let released = holder.finish().exited(0).said("the lock \"k\" is free").said("pg_logical_emit_message");
-    assert!(!released.stderr().contains("stays held"), "{released}");
-    waiter.wait().exited(0).printed("ran\n").silent();
+    runs(waiter("expired"));
+    waiters.into_iter().for_each(runs);
+    // `lockrun break`.
+    Lockrun::bare().args(["acquire", "--key", "broken", "--store", &url, "--ttl", "none"]).run().exited(0);
+    let waits = waiter("broken");
+    until_waiting(store, "broken", 1);
+    Lockrun::bare().args(["break", "broken", "--store", &url, "--now"]).run().exited(0);
+    runs(waits);
+    // A release.
+    let holder = waiting_for_its_end(&call("released"));
+    let waits = waiter("released");
+    until_waiting(store, "released", 1);
+    holder.finish().exited(0).silent();
+    runs(waits);
 });
 
 /// Ends the one session of lockrun that waits for a lock of the server.

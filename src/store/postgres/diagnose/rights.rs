@@ -91,7 +91,7 @@ pub(super) fn judge(
             "EXECUTE",
             &format!("FUNCTION pg_catalog.{function}"),
             "a superuser",
-            "; without it no waiter gets the lock in time",
+            "; without it a hand-off fails, or takes longer",
         )
     };
     let mut diagnostics: Vec<_> = missing_functions.iter().map(lacks_call).collect();

@@ -230,6 +230,17 @@ impl Postgres {
         self.ask(statement).trim().parse().expect("a number")
     }
 
+    /// Revokes the right of every role to call this function of the server. The variant for bytes is not meant.
+    #[track_caller]
+    pub(crate) fn revoke_call(&self, name: &str) {
+        // The arguments are not the same in all versions.
+        let function = self.ask(&format!(
+            "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace \
+             AND proname = '{name}' AND 'bytea'::regtype <> ALL (proargtypes)"
+        ));
+        self.ask(&format!("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC", function.trim_end()));
+    }
+
     /// Runs a statement. Returns its rows.
     fn try_ask(&self, statement: &str) -> io::Result<Vec<Row>> {
         let client = match self.client.take() {
