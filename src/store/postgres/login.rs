@@ -102,7 +102,7 @@ impl Login<'_> {
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
                 Message::ReadyForQuery(_) => break,
-                Message::ErrorResponse(body) => return Err(self.rejected(&connection, Refusal::read(body.fields()))),
+                Message::ErrorResponse(body) => return Err(self.excluded(Refusal::read(body.fields()))),
                 Message::NoticeResponse(_) => {}
                 _ => return Err(Failure::UnexpectedReply("what follows its welcome is not in its protocol")),
             }
@@ -278,7 +278,7 @@ impl Login<'_> {
 
     /// Returns the failure for an error message that the server sent instead of a welcome.
     fn rejected(&self, connection: &Connection, refusal: Refusal) -> Failure {
-        let Server { user, database, encryption, tls, .. } = self.server;
+        let Server { encryption, tls, .. } = self.server;
         let check = "; check the user and the password, and the server's pg_hba.conf";
         let advice = match refusal.code.as_str() {
             // invalid_password
@@ -288,11 +288,23 @@ impl Login<'_> {
                 let wants_identity = connection.is_encrypted() && tls.identity.is_none();
                 let identity = ". If it wants a certificate of its clients, name one with cert=FILE and key=FILE in the store's URL";
                 let wants_plain = connection.is_encrypted() && *encryption == Encryption::IfOffered;
-                let plain = ". If it admits the user only without TLS (hostnossl), write sslmode=disable there";
+                let plain =
+                    ". If it admits the user only without TLS (hostnossl), write sslmode=disable in the store's URL";
                 let more = [(wants_identity, identity), (wants_plain, plain)]
                     .map(|(is_so, text)| if is_so { text } else { "" });
                 format!("{check}{}", more.concat())
             }
+            _ => return self.excluded(refusal),
+        };
+        Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
+    }
+
+    /// Returns the failure for an error message that the server sent after its welcome: pg_hba.conf has admitted us.
+    fn excluded(&self, refusal: Refusal) -> Failure {
+        let Server { user, database, .. } = self.server;
+        let advice = match refusal.code.as_str() {
+            // invalid_authorization_specification: there is no such role, or it may not log in.
+            "28000" => "; name a role that may log in as the user in the store's URL".to_owned(),
             // insufficient_privilege
             "42501" => {
                 let [database, user] = [database, user].map(|name| escape_identifier(name));

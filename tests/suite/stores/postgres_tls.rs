@@ -130,7 +130,7 @@ fn a_connection_that_is_not_admitted() {
         let postgres = Postgres::with_tls(&[access]);
         run(&postgres.url_as("postgres", parameters)).exited(69).printed("").said("pg_hba.conf").said(words);
     };
-    said("hostnossl all all 127.0.0.1/32 trust", "", "sslmode=disable");
+    said("hostnossl all all 127.0.0.1/32 trust", "", "write sslmode=disable in the store's URL");
     said("hostssl all all 127.0.0.1/32 cert", "sslmode=require", "cert=FILE and key=FILE");
 }
 

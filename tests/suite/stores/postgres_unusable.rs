@@ -49,7 +49,8 @@ fn logins_that_are_rejected() {
     let postgres = Postgres::start();
     let message = is_unusable(&postgres.url().replace("/postgres", "/no-such-database"), &[]);
     assert!(message.contains("no-such-database"), "{message:?}");
-    is_unusable(&postgres.url_as("no-such-user", ""), &[]);
+    let message = is_unusable(&postgres.url_as("no-such-user", ""), &[]);
+    assert!(message.contains("no-such-user") && !message.contains("pg_hba.conf"), "{message:?}");
     let rejected = vec!["host all all 127.0.0.1/32 reject".to_owned()];
     let message = is_unusable(&Postgres::with(&Setup { access: rejected, ..Setup::default() }).url(), &[]);
     assert!(message.contains("pg_hba.conf"), "{message:?}");
