@@ -153,10 +153,11 @@ impl LockState {
     }
 
     /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it never
-    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused.
+    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused. One that holds the lock
+    /// alone has more than any other mode gives it.
     fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
         let holder = &self.holders[at];
-        holder.purpose != Purpose::Forgotten && holder.mode == mode
+        holder.purpose != Purpose::Forgotten && [Mode::EXCLUSIVE, mode].contains(&holder.mode)
     }
 
     /// Hands off what is free, and answers that the request does not hold the lock.

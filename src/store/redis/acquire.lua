@@ -153,9 +153,9 @@ if own.fence and not granted then
   redis.call('HDEL', INFO, TOKEN)
   own = {}
 end
-if own.fence and (own.forgotten or (own.slots or 1) ~= SLOTS) then
+if own.fence and (own.forgotten or (own.slots or 1) ~= 1 and own.slots ~= SLOTS) then
   -- Otherwise the reply would say that it has never lost the lock, or that it holds it in another mode, by which others are not
-  -- admitted or refused.
+  -- admitted or refused. One that holds it alone has more than any other mode gives it.
   local handed, notified = hand_off()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, notified, last_end(), 0}

@@ -36,7 +36,7 @@ impl History {
         let ahead: Vec<_> = ahead.into_iter().filter(|waiter| waiter.token != claim.token).collect();
         let mut holders = self.state.holders.iter();
         let own = holders.find(|it| it.token == claim.token && self.ends(it) > self.now());
-        let is_refused = own.is_some_and(|own| own.mode != claim.mode);
+        let is_refused = own.is_some_and(|own| ![Mode::EXCLUSIVE, claim.mode].contains(&own.mode));
         let seen = self.clients[client].seen.take().filter(|_| on_held != OnHeld::Leave);
         let beside = self.held_beside(client, seen.as_ref());
         let request = Ask { leased, on_held, seen: seen.as_ref(), ..ask(&claim) };
