@@ -282,7 +282,8 @@ fn sentinels_have_credentials_of_their_own() {
     let service = Service::with_secret_sentinels("quiet");
     let run = |url: &str| Lockrun::at(url).key("secret").command(["echo", "ran"]).run();
     run(&format!("{}?sentinel_password=quiet", service.url())).exited(0).printed("ran\n").silent();
-    let advice = "requires a password; give ?sentinel_user=NAME&sentinel_password=PASSWORD in the store's URL";
+    let advice =
+        "requires a password; give ?sentinel_password=PASSWORD (and &sentinel_user=NAME if the Sentinels have users)";
     // Those of the servers are none of the Sentinels'.
     for url in [service.url(), service.url().replacen("://", "://:quiet@", 1)] {
         let output = run(&url).exited(69).printed("").said(advice);
