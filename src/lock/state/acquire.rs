@@ -153,8 +153,8 @@ impl LockState {
     }
 
     /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it never
-    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused. One that holds the lock
-    /// alone has more than any other mode gives it.
+    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused. One that
+    /// acquired it alone is answered in any mode.
     fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
         let holder = &self.holders[at];
         holder.purpose != Purpose::Forgotten && [Mode::EXCLUSIVE, mode].contains(&holder.mode)

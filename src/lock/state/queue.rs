@@ -183,22 +183,18 @@ impl LockState {
     /// one of those waiters would then find too many holders when it claims: that waiter is ahead, and its claim hands the lock
     /// off again.
     pub fn has_room(&self, mode: Mode) -> bool {
-        let (held, granted) = (self.held(), self.waiters.iter().filter(|waiter| waiter.grant.is_some()));
-        let is_in_the_way = |granted: &WaiterState| matches!(granted.mode, Mode::Slots(slots) if slots <= held);
-        self.fits(mode) && !granted.into_iter().any(is_in_the_way)
-    }
-
-    /// Returns whether this mode allows a holder beside the holders and the waiters with a grant.
-    fn fits(&self, mode: Mode) -> bool {
+        let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
         if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
             return false;
         }
-        let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
-        let modes = self.holders.iter().map(|holder| holder.mode).chain(granted);
-        let shares: Vec<bool> = modes.map(|mode| mode == Mode::Shared).collect();
+        let share = || self.holders.iter().map(|holder| holder.mode).chain(granted()).map(|mode| mode == Mode::Shared);
         match mode {
-            Mode::Shared => shares.iter().all(|shares| *shares),
-            Mode::Slots(slots) => shares.len() < slots as usize && !shares.contains(&true),
+            Mode::Shared => share().all(|shares| shares),
+            Mode::Slots(slots) => {
+                let held = self.held();
+                let is_in_the_way = |granted: Mode| matches!(granted, Mode::Slots(slots) if slots <= held);
+                held < slots && !share().any(|shares| shares) && !granted().any(is_in_the_way)
+            }
         }
     }
 

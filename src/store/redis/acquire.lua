@@ -155,7 +155,7 @@ if own.fence and not granted then
 end
 if own.fence and (own.forgotten or (own.slots or 1) ~= 1 and own.slots ~= SLOTS) then
   -- Otherwise the reply would say that it has never lost the lock, or that it holds it in another mode, by which others are not
-  -- admitted or refused. One that holds it alone has more than any other mode gives it.
+  -- admitted or refused. One that acquired it alone is answered in any mode.
   local handed, notified = hand_off()
   expire_holders()
   return {0, holder(), -1, REFRESH, handed, notified, last_end(), 0}
