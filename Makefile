@@ -46,9 +46,9 @@ $(binary): $(sources)
 	$(CARGO) build --release --locked
 	@touch $@
 
-# Tests run the release binary, because timing is part of its promises. Most tests wait most of the time, so four at once keep a
+# Tests run the release binary, because timing is part of its promises. Most tests wait most of the time, so seven at once keep a
 # processor busy.
-test: export RUST_TEST_THREADS ?= $(shell expr 4 '*' $$(nproc))
+test: export RUST_TEST_THREADS ?= $(shell expr 7 '*' $$(nproc))
 test:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked
