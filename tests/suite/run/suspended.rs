@@ -1,8 +1,11 @@
 //! Ctrl-Z with programs that stop themselves, and runs on a terminal all of whose own processes are stopped.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use tempfile::TempDir;
 
 use crate::support::holder::is_free;
@@ -87,14 +90,18 @@ on_every_store!(what_is_waited_for_can_be_suspended, |store| {
 // waited for, and that has ignored it, too.
 on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     let directory = TempDir::new().expect("a temporary directory");
-    let [id, end, go] = ["id", "end", "go"].map(|name| directory.path().join(name));
+    let [ready, id, end, go] = ["ready", "id", "end", "go"].map(|name| directory.path().join(name));
+    mkfifo(&go, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
+    let mut go_on = File::options().read(true).write(true).open(&go).expect("our own FIFO");
     let mut terminal = shell(store);
-    let left = format!("while ! [ -e {} ]; do sleep 0.01; done", go.display());
+    // Both shells run no other program: bash makes TSTP stop its child again for a moment, before the child ignores it.
     let script = format!(
-        "trap \"\" TSTP; ({left}) & trap \"echo caught\" TSTP; echo $$ >{}; \
-         until [ -e {} ]; do read -t 0.05 word; done; exit 3",
-        id.display(),
-        end.display()
+        "trap \"\" TSTP; (: >{ready}; read word <{go}) & until [ -e {ready} ]; do read -t 0.05 word; done; \
+         trap \"echo caught\" TSTP; echo $$ >{id}; until [ -e {end} ]; do read -t 0.05 word; done; exit 3",
+        ready = ready.display(),
+        id = id.display(),
+        end = end.display(),
+        go = go.display()
     );
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait bash -c '{script}'; echo status $?"));
     let command = written(&id);
@@ -108,7 +115,7 @@ on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     for _ in 0..3 {
         Lockrun::new(store).key("another").command(["true"]).run().exited(0);
     }
-    fs::write(&go, "").expect("our own directory");
+    go_on.write_all(b"\n").expect("our own FIFO");
     let seen = terminal.wait_for("status");
     assert!(!seen.contains("Stopped"), "{seen:?}");
     terminal.wait_for(" 3");
