@@ -99,10 +99,11 @@ impl Run<'_> {
         }
         let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
         self.reporter.report(match (how, released) {
-            (_, Released::Unrecorded(_)) => Event::Released { min_hold: Duration::ZERO },
             (Release::Run { retain: Retain::Kept(_), .. }, Released::Retained) => Event::Kept,
             (Release::Run { retain: Retain::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },
-            (Release::Run { retain: Retain::AtLeast(min_hold), .. }, _) => Event::Released { min_hold },
+            (Release::Run { retain: Retain::AtLeast(min_hold), .. }, Released::Retained) => {
+                Event::Released { min_hold }
+            }
             _ => Event::Released { min_hold: Duration::ZERO },
         });
     }

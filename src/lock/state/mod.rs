@@ -114,7 +114,7 @@ pub struct HolderState {
     /// What the lock is held for.
     #[serde(default, skip_serializing_if = "Purpose::is_run")]
     pub purpose: Purpose,
-    /// Whether it was released by hand while its command runs: when the command ends, the lock is not kept.
+    /// Whether it was released by hand while its command runs: when the command ends, the lock is not retained.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_released: bool,
     /// Who has revoked its lease. It can no longer be renewed, and holds the lock until its command or its lease ends.

@@ -84,7 +84,7 @@ impl LockState {
     }
 
     /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
-    /// has ended; then it is not kept.
+    /// has ended; then it is not retained.
     fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
         // Whether a command runs under a forgotten holder is unknown.
         let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
@@ -186,9 +186,11 @@ impl LockState {
 
 /// Returns the lease under which the lock stays held after the run of `holder`, if it does.
 fn lease_after(holder: &HolderState, retain: Retain, now: Now) -> Option<Lease> {
+    if holder.is_released {
+        return None;
+    }
     let lease = match retain {
         Retain::Not => return None,
-        Retain::Kept(_) if holder.is_released => return None,
         Retain::Kept(ttl) => Lease::new(ttl, now),
         Retain::AtLeast(span) => Lease::new(Ttl::Lasts(span), Now { ms: holder.since_ms, ..now }),
     };

@@ -67,12 +67,13 @@ if info.value and SUCCEEDED then
   end
 end
 
--- A revoked lock is not retained, even if its command ended before it learned of that.
+-- A revoked lock is not retained, even if its command ended before it learned of that. Nor is one that was released by hand.
 local ends
 holds = holds and not info.revoked
-if holds and HOW == 'keep' and not info.released then
+local may_stay = holds and not info.released
+if may_stay and HOW == 'keep' then
   ends = SPAN == 0 and math.huge or now + SPAN
-elseif holds and HOW == 'hold' and info.since + SPAN > now then
+elseif may_stay and HOW == 'hold' and info.since + SPAN > now then
   ends = info.since + SPAN
 end
 if ends then

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::events::Events;
 use crate::support::hand::{break_lock, expires_in, is_held, release, renew, status, token};
 use crate::support::holder::{is_free, write_script};
 use crate::support::store::{on_every_lease_store, on_every_store};
@@ -101,14 +102,19 @@ on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     assert_eq!(std::fs::read_to_string(&log).expect("all have run"), "first\nelsewhere\nsecond\n");
 });
 
-// "It is released when that has ended": a release while the command runs overrides `--keep`.
+// "It is released when that has ended": a release while the command runs overrides `--keep` and `--min-hold`.
 on_every_store!(a_release_overrides_keep, |store| {
-    let mut run = keep(store, &["--ttl", "10m"], "echo ready; read line || :").with_open_input();
-    run.run.wait_for_line("ready");
-    let ours = run.run.stdout().lines().next().expect("a token").to_owned();
-    release(store, "kept", &ours).exited(0).said("will be released when");
-    run.finish().exited(0);
-    assert!(!is_held(store, "kept"));
+    for options in [&["--keep"][..], &["--min-hold", "10m"], &["--keep", "--min-hold", "10m"]] {
+        let events = Events::new();
+        let call = events.of(Lockrun::new(store)).key("kept").args(["--ttl", "10m"]).args(options);
+        let mut run = call.sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
+        run.run.wait_for_line("ready");
+        let ours = run.run.stdout().lines().next().expect("a token").to_owned();
+        release(store, "kept", &ours).exited(0).said("will be released when");
+        run.finish().exited(0);
+        assert!(!is_held(store, "kept"), "{options:?}");
+        assert!(events.one("released")["min_hold_ms"].is_null(), "{options:?}");
+    }
 });
 
 // "`break` takes the lock from its holder": a holder that has not learned of it yet cannot keep the lock.

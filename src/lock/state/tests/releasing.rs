@@ -95,20 +95,14 @@ fn a_release_by_hand_frees_what_was_acquired_by_hand() {
 #[test]
 fn a_release_by_hand_takes_effect_when_the_command_ends() {
     let mut lock = Lock::new();
-    lock.acquire("a", 1);
-    assert_eq!(lock.release("a", Release::ByHand), Released::WhenItEnds);
-    assert_eq!(lock.renew("a", None), Renewed::Mine);
-    assert_eq!(lock.holders(), ["a"]);
-    assert_eq!(lock.release("a", keep(Ttl::None)), Released::Free);
-    assert_eq!((lock.holders(), lock.last()), (vec![], Some(("a", Some(Ending::Exited(3))))));
-}
-
-#[test]
-fn a_release_by_hand_does_not_end_a_minimal_hold() {
-    let mut lock = Lock::new();
-    lock.acquire("a", 1);
-    lock.release("a", Release::ByHand);
-    assert_eq!(lock.release("a", at_least(10)), Released::Retained);
+    for (retaining, ending) in [(keep(Ttl::None), Ending::Exited(3)), (at_least(10), Ending::Exited(0))] {
+        lock.acquire("a", 1);
+        assert_eq!(lock.release("a", Release::ByHand), Released::WhenItEnds);
+        assert_eq!(lock.renew("a", None), Renewed::Mine);
+        assert_eq!(lock.holders(), ["a"]);
+        assert_eq!(lock.release("a", retaining), Released::Free);
+        assert_eq!((lock.holders(), lock.last()), (vec![], Some(("a", Some(ending)))));
+    }
 }
 
 #[test]
