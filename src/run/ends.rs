@@ -19,52 +19,64 @@ use crate::text::escape::{escaped, word_without_credentials};
 const STUCK_NAMED: usize = 5;
 
 impl Run<'_> {
-    /// Reports why COMMAND was not started under the lock. Returns the run's outcome.
-    pub(super) fn report_not_started(&self, why: NotStarted) -> Outcome {
+    /// Returns the outcome of a run whose COMMAND was not started under the lock.
+    pub(super) fn outcome_unstarted(&self, why: NotStarted) -> Outcome {
         match why {
-            NotStarted::Interrupted(signal) => {
-                self.reporter.report(Event::Interrupted(signal));
-                Outcome::terminated_by(signal)
+            NotStarted::Interrupted(signal) => Outcome::terminated_by(signal),
+            NotStarted::Failed(failure) => self.outcome_of_failure(failure),
+        }
+    }
+
+    /// Returns the outcome of a run whose COMMAND cannot be started.
+    fn outcome_of_failure(&self, failure: StartFailure) -> Outcome {
+        match failure {
+            StartFailure::NotFound if why_not_executed(&self.plan.argv[0]).is_none() => Outcome::NotFound,
+            StartFailure::NotFound | StartFailure::CannotExecute(_) => Outcome::CannotExecute,
+            StartFailure::TooLate => Outcome::StoreFailed,
+            StartFailure::Orphaned | StartFailure::NoTimer(_) | StartFailure::Preparing(_) => Outcome::Failed,
+        }
+    }
+
+    /// Reports why COMMAND was not started under the lock.
+    pub(super) fn report_not_started(&self, why: NotStarted) {
+        match why {
+            NotStarted::Interrupted(signal) => self.reporter.report(Event::Interrupted(signal)),
+            NotStarted::Failed(failure) => {
+                self.report_failure(failure);
             }
-            NotStarted::Failed(failure) => self.report_failure(failure),
         }
     }
 
     /// Reports why COMMAND cannot be started. Returns the run's outcome.
     pub(super) fn report_failure(&self, failure: StartFailure) -> Outcome {
         let program = self.program();
-        let (why, outcome) = match failure {
+        let why = match failure {
             StartFailure::NotFound => match why_not_executed(&self.plan.argv[0]) {
-                Some(why) => (format!("cannot run {program}: {}", escaped(&why)), Outcome::CannotExecute),
-                None => (format!("cannot run {program}: there is no such program{}", self.meant()), Outcome::NotFound),
+                Some(why) => format!("cannot run {program}: {}", escaped(&why)),
+                None => format!("cannot run {program}: there is no such program{}", self.meant()),
             },
             StartFailure::CannotExecute(errno) => {
                 let why = missing::why_forbidden(&self.plan.argv[0], errno);
-                (format!("cannot run {program}: {}", why.unwrap_or(errno.desc())), Outcome::CannotExecute)
+                format!("cannot run {program}: {}", why.unwrap_or(errno.desc()))
             }
-            StartFailure::TooLate => (
-                format!(
-                    "the lock \"{}\" was acquired, but too little of its lease was left to start the command",
-                    self.key()
-                ),
-                Outcome::StoreFailed,
+            StartFailure::TooLate => format!(
+                "the lock \"{}\" was acquired, but too little of its lease was left to start the command",
+                self.key()
             ),
-            StartFailure::Orphaned => {
-                ("lockrun itself was killed; the command was not started".to_owned(), Outcome::Failed)
-            }
+            StartFailure::Orphaned => "lockrun itself was killed; the command was not started".to_owned(),
             StartFailure::NoTimer(errno) => {
                 let why = match errno {
                     Errno::EAGAIN => "too many signals are pending for this user; raise the limit (ulimit -i)",
                     errno => errno.desc(),
                 };
-                (format!("cannot create the timer that ends {program} with its lease: {why}"), Outcome::Failed)
+                format!("cannot create the timer that ends {program} with its lease: {why}")
             }
             StartFailure::Preparing(errno) => {
-                (format!("cannot start a process for {program}: {}", why_no_process(errno)), Outcome::Failed)
+                format!("cannot start a process for {program}: {}", why_no_process(errno))
             }
         };
         self.reporter.report(Event::Failed { why: &why });
-        outcome
+        self.outcome_of_failure(failure)
     }
 
     /// Reports that some of COMMAND's processes cannot be killed, and that lockrun waits for them. `pids` are their ids, as far as known.

@@ -42,10 +42,11 @@ impl Run<'_> {
 
     /// Releases a lock under which COMMAND was not started, and reports why. Returns the run's outcome.
     pub(super) fn finish_unstarted(&self, store: &mut dyn Store, why: NotStarted) -> Outcome {
-        let how = Release::at_once(None);
+        let outcome = self.outcome_unstarted(why);
+        let how = Release::at_once(outcome.ending());
         // Before any message, as in `finish`.
         let released = store.release(&self.claim.key, &self.claim.token, how);
-        let outcome = self.report_not_started(why);
+        self.report_not_started(why);
         self.report_released(how, released);
         outcome
     }
@@ -65,7 +66,7 @@ impl Run<'_> {
         } else {
             Retain::Not
         };
-        Release::Run { ending: Some(recorded_ending(finished)), succeeded, retain }
+        Release::Run { ending: recorded_ending(finished), succeeded, retain }
     }
 
     /// Releases the lock. If that fails, COMMAND's own status still counts.
@@ -128,7 +129,7 @@ impl Run<'_> {
 
 /// Returns how to release the lock at once after COMMAND has `finished` in this way.
 pub(super) fn release_at_once(finished: Finished) -> Release {
-    Release::at_once(Some(recorded_ending(finished)))
+    Release::at_once(recorded_ending(finished))
 }
 
 /// Returns the ending that the store records: lockrun's own. A COMMAND that had to be ended has failed, whatever its status.

@@ -15,6 +15,7 @@ use super::world::{Plan, RunId, Side};
 use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::lock::lease::{Deadline, Lease};
+use crate::run::outcome::Outcome;
 use crate::run::renewal::{Next, Renewal};
 use crate::run::wait::{self, Acquired, Wait, Watcher};
 use crate::store::{Grant, Held, Release, Retain, Store as _, Tried};
@@ -85,7 +86,7 @@ fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) 
     let granted_at = grant.lease_from.expect("is a lease");
     let Some(mut supervisor) = start(run, plan, granted_at) else {
         port.world().say(run, "does not start its command");
-        release(&mut store, run, plan, Release::at_once(None));
+        release(&mut store, run, plan, Release::at_once(Outcome::Failed.ending()));
         return;
     };
     let shared = Arc::new(Mutex::new(Some(store)));
@@ -254,7 +255,7 @@ pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Fin
     if finished.stuck {
         Port::current().world().say(run, "does not release the lock: something cannot be killed");
     } else if finished.why == Some(StopReason::Lost) {
-        release(store, run, plan, Release::at_once(finished.command));
+        release(store, run, plan, Release::at_once(Outcome::of(finished).ending()));
     } else {
         release(store, run, plan, how);
     }
@@ -264,7 +265,7 @@ pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Fin
 pub fn release_after(plan: &Plan, finished: Finished) -> Release {
     let succeeded = finished.why.is_none() && finished.command == Some(Ending::Exited(0));
     let retain = if plan.min_hold.is_zero() { Retain::Not } else { Retain::AtLeast(plan.min_hold) };
-    Release::Run { ending: finished.command, succeeded, retain }
+    Release::Run { ending: Outcome::of(finished).ending(), succeeded, retain }
 }
 
 pub fn release(store: &mut SimulatedStore, run: RunId, plan: &Plan, how: Release) {

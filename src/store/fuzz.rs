@@ -96,7 +96,7 @@ fn carry_out(store: &mut dyn Backend, operation: &str) {
     let (key, token) = (&claim.key, &claim.token);
     for operation in operation.split(' ') {
         let retain = Retain::AtLeast(Duration::from_secs(1));
-        let run = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain };
+        let run = Release::Run { ending: Ending::Exited(0), succeeded: true, retain };
         match operation {
             "acquire" => check_request(store.try_acquire(&claim, IfHeld::Leave)),
             "queue" => check_request(store.try_acquire(&claim, IfHeld::Queue { max_waiting: Some(3), until: None })),

@@ -12,8 +12,8 @@ use crate::lock::token::Token;
 pub enum Release {
     /// A run is over.
     Run {
-        /// How the run ended; `None` if COMMAND was never started.
-        ending: Option<Ending>,
+        /// How the run ended.
+        ending: Ending,
         /// Whether COMMAND succeeded, and so has used the sequence value that it had reserved.
         succeeded: bool,
         /// Whether the lock stays held all the same.
@@ -49,7 +49,7 @@ pub enum Released {
 
 impl Release {
     /// Returns the release of a run that has failed, which frees the lock at once.
-    pub fn at_once(ending: Option<Ending>) -> Self {
+    pub fn at_once(ending: Ending) -> Self {
         Release::Run { ending, succeeded: false, retain: Retain::Not }
     }
 }
@@ -103,7 +103,7 @@ impl LockState {
     fn end_run(
         &mut self,
         token: &Token,
-        ending: Option<Ending>,
+        ending: Ending,
         succeeded: bool,
         retain: Retain,
         now: Now,
@@ -123,7 +123,7 @@ impl LockState {
         }
         let holder = self.holders.remove(at);
         // No run has ended since this one's lease expired: its release would have dropped this holder.
-        self.record(&holder, ending, now);
+        self.record(&holder, Some(ending), now);
         if succeeded && is_in_force && holder.revoked_by.is_none() && holder.purpose == Purpose::Run {
             self.record_success(&holder, now);
         }

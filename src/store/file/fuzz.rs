@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::copies::{Copies, checksum};
 use crate::commands::status;
+use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::state::{
@@ -101,7 +102,7 @@ fn rules(state: &LockState) {
             let _ = state.clone().reserve(&ask, &Wanted::Next { from: 1, step: 1 }, &world);
         }
         let retain = Retain::AtLeast(Duration::from_secs(1));
-        let run = Release::Run { ending: None, succeeded: true, retain };
+        let run = Release::Run { ending: Ending::Exited(0), succeeded: true, retain };
         let tokens = state.holders.iter().map(|holder| &holder.token);
         for token in tokens.chain([&claim.token]).take(4) {
             state.clone().renew(token, Some(claim.ttl), &world);

@@ -219,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::lock::claim::{Claim, Mode};
+    use crate::lock::ending::Ending;
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
     use crate::lock::state::{Applied, Ask, Facts as _, HolderState, Lease, OnHeld, Presence, Release, WaiterState};
@@ -336,7 +337,7 @@ mod tests {
             let on_held = if waiting { OnHeld::Wait { max: None } } else { OnHeld::Leave };
             let ask = Ask { claim: &claim, leased: true, request: None, on_held, seen: None };
             if releases {
-                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.release(&asking, Release::at_once(None), false, facts);
+                let rules = |state: &mut LockState, facts: &TableFacts<'_>| state.release(&asking, Release::at_once(Ending::Exited(0)), false, facts);
                 let [part, whole] = [false, true].map(|all| outcome(&state, &rows, &asking, all, &rules));
                 prop_assert_eq!((part.0.answer, part.0.granted, part.1, part.2), (whole.0.answer, whole.0.granted, whole.1, whole.2));
             } else {

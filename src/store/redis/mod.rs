@@ -385,9 +385,8 @@ impl RedisStore {
 fn release_args(how: Release) -> (String, &'static str, u64, bool) {
     let Release::Run { ending, succeeded, retain } = how else { return ("{}".into(), "hand", 0, false) };
     let ending = match ending {
-        None => json!({}),
-        Some(Ending::Exited(status)) => json!({ "status": status }),
-        Some(Ending::Signaled(signal)) => json!({ "signal": signal }),
+        Ending::Exited(status) => json!({ "status": status }),
+        Ending::Signaled(signal) => json!({ "signal": signal }),
     };
     let (mode, span) = match retain {
         Retain::Not => ("", 0),

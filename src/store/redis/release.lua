@@ -2,7 +2,7 @@
 -- queue. A lock that becomes free is handed off.
 --
 -- ARGV  1 token     of the acquisition
---       2 ending    JSON {status} or {signal} or {}; empty: there was no run to record
+--       2 ending    JSON {status} or {signal}, by hand {}; empty: there was no run to record
 --       3 doubt     1: a request under this token may still be on its way, and must not acquire the lock
 --       4 how       empty: release; hand: release by hand; hold: retain it until it has been held for `span`; keep: retain it
 --                   until it is released by hand, or for `span`; cancel: release what `request` acquired, and nothing else

@@ -92,6 +92,17 @@ on_every_store!(a_run_that_was_stopped_is_not_known_as_a_success, |store| {
     assert!(metrics.contains("lockrun_last_status{key=\"stopped\"} 124\n"), "{metrics}");
 });
 
+// "lockrun's exit status": a run whose command could not be started has failed, which an alert must notice.
+on_every_store!(a_run_that_could_not_start_is_known_as_a_failure, |store| {
+    for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
+        Lockrun::new(store).key("gone").command([program]).run().exited(code);
+        let last = status(store, "gone")["last"].clone();
+        assert_eq!((&last["status"], &last["signal"]), (&json!(code), &Value::Null), "{last}");
+        let metrics = Lockrun::other("status", store).args(["--metrics", "gone"]).run().exited(0).stdout();
+        assert!(metrics.contains(&format!("lockrun_last_status{{key=\"gone\"}} {code}\n")), "{metrics}");
+    }
+});
+
 // The last run is the one that ended last, even if another one that held the lock beside it began after it.
 on_every_store!(the_last_run_is_the_one_that_ended_last, |store| {
     let call = Lockrun::new(store).key("beside").arg("--wait");

@@ -148,7 +148,7 @@ impl History {
         let name = token(&self.name(client));
         let before = self.state.holders.iter().find(|holder| holder.token == name).cloned();
         let retain = kept.map_or(Retain::Not, |seconds| Retain::Kept(Ttl::Lasts(Duration::from_secs(seconds))));
-        let release = Release::Run { ending: Some(Ending::Exited(0)), succeeded, retain };
+        let release = Release::Run { ending: Ending::Exited(0), succeeded, retain };
         let released = self.apply(|state, world| state.release(&name, release, false, world));
         // A repeated request to keep the lock changes nothing.
         let is_run = before.as_ref().is_some_and(|holder| holder.purpose == Purpose::Run);

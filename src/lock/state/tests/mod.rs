@@ -98,10 +98,10 @@ pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
 }
 
 /// The release of a run whose command has exited with 0.
-const DONE: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
+const DONE: Release = Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Not };
 
 fn keep(ttl: Ttl) -> Release {
-    Release::Run { ending: Some(Ending::Exited(3)), succeeded: false, retain: Retain::Kept(ttl) }
+    Release::Run { ending: Ending::Exited(3), succeeded: false, retain: Retain::Kept(ttl) }
 }
 
 fn lasts(seconds: u64) -> Ttl {

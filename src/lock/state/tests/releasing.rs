@@ -6,7 +6,7 @@ const OK: Option<Ending> = Some(Ending::Exited(0));
 
 fn at_least(seconds: u64) -> Release {
     let retain = Retain::AtLeast(Duration::from_secs(seconds));
-    Release::Run { ending: OK, succeeded: false, retain }
+    Release::Run { ending: Ending::Exited(0), succeeded: false, retain }
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_late_release_never_overwrites_how_a_later_run_ended() {
     lock.release("b", DONE);
     let ended = lock.state.last.clone();
     lock.pass(1000);
-    assert_eq!(lock.release("a", Release::at_once(None)), Released::NotMine(None));
+    assert_eq!(lock.release("a", Release::at_once(Ending::Exited(3))), Released::NotMine(None));
     assert_eq!((&lock.state.last, lock.state.unrecorded_end_unix_ms), (&ended, START + 31_000));
 }
 

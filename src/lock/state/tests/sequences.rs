@@ -2,7 +2,7 @@
 
 use super::*;
 
-const USED: Release = Release::Run { ending: Some(Ending::Exited(0)), succeeded: true, retain: Retain::Not };
+const USED: Release = Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Not };
 
 impl Lock {
     pub(super) fn reserve(&mut self, name: &str, wanted: &Wanted) -> Reserved {
@@ -38,7 +38,7 @@ fn each_value_is_reserved_once() {
 fn a_value_that_was_not_used_comes_up_again() {
     let mut lock = Lock::new();
     lock.next("a");
-    lock.release("a", Release::at_once(Some(Ending::Exited(3))));
+    lock.release("a", Release::at_once(Ending::Exited(3)));
     assert_eq!(lock.next("b"), "7");
     lock.pass(30_000);
     assert_eq!(lock.next("c"), "7");

@@ -275,7 +275,7 @@ impl Manner {
             2 => Retain::AtLeast(span),
             _ => Retain::Not,
         };
-        let ending = random.of(&[Some(Ending::Exited(0)), Some(Ending::Exited(3)), Some(Ending::Signaled(9)), None]);
+        let ending = random.of(&[Ending::Exited(0), Ending::Exited(3), Ending::Signaled(9)]);
         let is_kept = model.state.holders.iter().any(|it| it.token.as_str() == token && it.purpose != Purpose::Run);
         let release = if random.one_in(if is_kept { 2 } else { 6 }) {
             Release::ByHand
