@@ -1,4 +1,5 @@
 //! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than intended.
+//! Kubernetes and Docker add variables of the same prefix where a service is called `lockrun…`: these are ignored.
 
 use std::ffi::OsStr;
 
@@ -11,14 +12,14 @@ use crate::text::nearest::nearest;
 
 pub use super::layer::PREFIX;
 
-/// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option nor one
-/// that lockrun sets for COMMAND.
+/// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option, nor one
+/// that lockrun sets for COMMAND, nor one that describes a service.
 pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let known = || {
         let of_commands = text::ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned());
         files::option_names().map(variable).chain(of_commands)
     };
-    if known().any(|known| name == known.as_str()) {
+    if known().any(|known| name == known.as_str()) || name.to_str().is_some_and(describes_service) {
         return Ok(());
     }
     // The prefix, which all share, would make wrong names look alike.
@@ -28,6 +29,29 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let nearest = format!("{PREFIX}{}", nearest(typed, names).unwrap_or_default());
     Err(format!("{} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it", escaped_os(name))
         .into())
+}
+
+/// Returns whether Kubernetes, or a link of Docker, gives a container a variable of this name for a service: `lockrun`, or one whose
+/// name begins with `lockrun-`.
+fn describes_service(name: &str) -> bool {
+    let is_word = |text: &str| {
+        let is_letter = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+        !text.is_empty() && text.bytes().all(is_letter)
+    };
+    let ends = |end: &str| name.ends_with(end);
+    is_word(name)
+        && (ends("_SERVICE_HOST")
+            || ends("_PORT")
+            || name.rsplit_once("_SERVICE_PORT_").is_some_and(|(_, port)| is_word(port))
+            || name.rsplit_once("_PORT_").is_some_and(|(_, port)| describes_port(port)))
+}
+
+/// Returns whether the rest of a variable's name describes a port of a service, as in `6379_TCP` and `6379_TCP_ADDR`.
+fn describes_port(port: &str) -> bool {
+    let mut words = port.split('_');
+    let is_number = words.next().is_some_and(|number| number.parse::<u16>().is_ok());
+    let is_protocol = words.next().is_some_and(|protocol| ["TCP", "UDP", "SCTP"].contains(&protocol));
+    is_number && is_protocol && [None, Some("PROTO"), Some("ADDR")].contains(&words.next()) && words.next().is_none()
 }
 
 #[cfg(test)]
@@ -61,6 +85,39 @@ mod tests {
             );
         }
         assert!(check("LOCKRUN_".as_ref()).is_err());
+    }
+
+    #[test]
+    fn the_variables_of_a_service_are_ignored() {
+        for service in ["LOCKRUN", "LOCKRUN_REDIS", "LOCKRUN_2_PORT"] {
+            for end in [
+                "_SERVICE_HOST",
+                "_SERVICE_PORT",
+                "_SERVICE_PORT_HTTP_METRICS",
+                "_PORT",
+                "_PORT_6379_TCP",
+                "_PORT_53_UDP_PROTO",
+                "_PORT_5000_SCTP_PORT",
+                "_PORT_6379_TCP_ADDR",
+            ] {
+                let name = format!("{service}{end}");
+                assert!(check(name.as_ref()).is_ok(), "{name}");
+            }
+        }
+        for name in [
+            "LOCKRUN_SERVICE",
+            "LOCKRUN_HOST",
+            "LOCKRUN_REDIS_SERVICE_HOSTS",
+            "LOCKRUN_redis_SERVICE_HOST",
+            "LOCKRUN_SERVICE_PORT_",
+            "LOCKRUN_PORT_TCP",
+            "LOCKRUN_PORT_65536_TCP",
+            "LOCKRUN_PORT_6379_HTTP",
+            "LOCKRUN_PORT_6379_TCP_NAME",
+            "LOCKRUN_PORT_6379_TCP_ADDR_",
+        ] {
+            assert!(check(name.as_ref()).is_err(), "{name}");
+        }
     }
 
     #[test]

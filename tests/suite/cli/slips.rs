@@ -107,6 +107,25 @@ fn a_misspelt_variable() {
     touches_nothing(|call| call.key("k").command(["echo", "ran"]).in_shell(not_text).alone(), "LOCKRUN_\\xff is not");
 }
 
+// ... but not one that Kubernetes sets in every container of a namespace in which a service is called `lockrun-redis`.
+#[test]
+fn a_variable_of_a_service() {
+    let service = [
+        ("SERVICE_HOST", "10.0.0.1"),
+        ("SERVICE_PORT", "6379"),
+        ("SERVICE_PORT_REDIS", "6379"),
+        ("PORT", "tcp://10.0.0.1:6379"),
+        ("PORT_6379_TCP", "tcp://10.0.0.1:6379"),
+        ("PORT_6379_TCP_PROTO", "tcp"),
+        ("PORT_6379_TCP_PORT", "6379"),
+        ("PORT_6379_TCP_ADDR", "10.0.0.1"),
+    ];
+    let store = Store::file();
+    let call = Lockrun::new(&store).key("k").command(["echo", "ran"]);
+    let call = service.iter().fold(call, |call, (name, value)| call.env(&format!("LOCKRUN_REDIS_{name}"), value));
+    call.run().exited(0).printed("ran\n").silent();
+}
+
 // ... and every variable of ours is accepted: those of all options that the help lists, and those that lockrun gives its command.
 #[test]
 fn a_variable_of_ours() {
