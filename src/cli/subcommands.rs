@@ -129,9 +129,22 @@ impl Subcommand {
                 "Exit status:\n{}\n{}\n\n{}\n\n{}",
                 table(self.exit_status()),
                 text::DURATIONS,
-                text::SHARED_SETTINGS,
+                self.settings(),
                 examples::listed(examples::of(self))
             ))
+    }
+
+    /// Returns where its options can be set.
+    pub fn settings(self) -> String {
+        let only_typed = match self {
+            Acquire => {
+                " --skip, -E, --shared and --slots are read only from the command line: a script must not continue without its lock, \
+                 or share it, because of a setting that its author did not know about."
+            }
+            Renew => " --ttl is read only from the command line.",
+            _ => "",
+        };
+        format!("{}{only_typed}", text::SHARED_SETTINGS)
     }
 
     /// Returns its exit statuses and their meanings.

@@ -64,7 +64,7 @@ pub const SETTINGS: &str = "Every option but --key can also be set by an environ
 
 /// Where the options of a subcommand can be set.
 pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set by the same \
-    variables and in the same files, such as by LOCKRUN_STORE or LOCKRUN_TTL: see lockrun(1). The command line wins.";
+    variables and in the same files, such as by LOCKRUN_STORE: see lockrun(1). The command line wins.";
 
 /// Which signals reach which processes.
 pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and WINCH to COMMAND's whole process group, and every other \

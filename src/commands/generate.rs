@@ -53,7 +53,7 @@ fn page_of(subcommand: Subcommand, out: &mut impl Write) -> Result<()> {
     let mut rest = Roff::new();
     rest.control("PP", []).text([roman(text::DURATIONS)]);
     exit_status(&mut rest, subcommand.exit_status());
-    rest.control("SH", ["ENVIRONMENT"]).text([roman(text::SHARED_SETTINGS)]);
+    rest.control("SH", ["ENVIRONMENT"]).text([roman(subcommand.settings())]);
     example_section(&mut rest, examples::of(subcommand));
     rest.control("SH", ["SEE ALSO"]).text([roman("lockrun(1)")]);
     rest.to_writer(out)?;

@@ -137,18 +137,8 @@ impl Settings<'_> {
 
     /// Returns how the lock may be shared, from the first layer that says so.
     pub fn mode(&self) -> Result<Mode, UsageError> {
-        self.mode_among(&[name::SLOTS, name::SHARED, name::EXCLUSIVE])
-    }
-
-    /// As [`Settings::mode`], for a lock acquired by hand. `--shared` is read from the command line alone: a setting that the
-    /// script does not know must not make it share a lock that it expects to hold alone.
-    pub fn mode_by_hand(&self) -> Result<Mode, UsageError> {
-        if self.typed_switch(name::SHARED) { self.mode() } else { self.mode_among(&[name::SLOTS, name::EXCLUSIVE]) }
-    }
-
-    fn mode_among(&self, names: &[&str]) -> Result<Mode, UsageError> {
         let slots = self.slots()?;
-        let chosen = self.one_of(names, |layer, name| match name {
+        let chosen = self.one_of(&[name::SLOTS, name::SHARED, name::EXCLUSIVE], |layer, name| match name {
             name::SLOTS => Ok(layer.value(name).map(|_| true)),
             _ => layer.switch(name),
         })?;
@@ -157,6 +147,13 @@ impl Settings<'_> {
             Some((_, name::SLOTS)) => Mode::Slots(slots.unwrap_or(1)),
             _ => Mode::EXCLUSIVE,
         })
+    }
+
+    /// As [`Settings::mode`], for a lock acquired by hand: from the command line alone. A setting that the script does not know
+    /// must not make it share a lock that it expects to hold alone.
+    pub fn mode_by_hand(&self) -> Result<Mode, UsageError> {
+        let is_shared = self.typed().contains_id(name::SLOTS) || self.typed_switch(name::SHARED);
+        if is_shared { self.mode() } else { Ok(Mode::EXCLUSIVE) }
     }
 
     /// Returns how many runs may hold the lock at once, if it is set.

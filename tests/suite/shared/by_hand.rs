@@ -38,7 +38,11 @@ on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
 
 // A setting that a script does not know of must not make it share a lock that it expects to hold alone.
 on_every_store!(sharing_by_hand_is_typed, |store| {
-    let holder = acquire(store, "typed", &[]).env("LOCKRUN_SHARED", "true").run().exited(0).stdout();
-    assert!(!would_get(store, "typed", SHARED));
-    release(store, "typed", holder.trim()).exited(0);
+    for (variable, value) in [("LOCKRUN_SHARED", "true"), ("LOCKRUN_SLOTS", "2")] {
+        let acquire = || acquire(store, "typed", &[]).env(variable, value).run();
+        let holder = acquire().exited(0).stdout();
+        acquire().exited(75).said("is held by");
+        assert!(!would_get(store, "typed", SHARED), "{variable}");
+        release(store, "typed", holder.trim()).exited(0);
+    }
 });
