@@ -1,10 +1,11 @@
 //! Writes lines to a file whose writes may block, such as one on an unreachable server, in a thread of its own, so that the run
 //! does not wait.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -41,7 +42,7 @@ impl LineWriter {
             // Dropped at the end of the thread, which closes `end`.
             let _ends: Sender<()> = ends;
             let fail = |error| drop(failed.set(error));
-            match open(path) {
+            match open(&path) {
                 Ok(file) => to_write.iter().for_each(|line| write_line(&file, &line).unwrap_or_else(fail)),
                 Err(error) => fail(error),
             }
@@ -70,9 +71,22 @@ impl LineWriter {
 }
 
 /// Opens the file. Neither a FIFO without a reader nor a terminal blocks it, and COMMAND does not inherit it.
-fn open(path: PathBuf) -> io::Result<File> {
+fn open(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
+    let opened = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
+    opened.or_else(|error| standard_socket(path).ok_or(error))
+}
+
+/// Returns a duplicate of standard error or standard output, if `path` names it, as `/dev/stderr` does, and it is a socket, as under
+/// systemd: a socket cannot be opened.
+fn standard_socket(path: &Path) -> Option<File> {
+    let named = fs::metadata(path).ok().filter(|named| named.file_type().is_socket())?;
+    let (stderr, stdout) = (io::stderr(), io::stdout());
+    [stderr.as_fd(), stdout.as_fd()].into_iter().find_map(|stream| {
+        let file = File::from(stream.try_clone_to_owned().ok()?);
+        let own = file.metadata().ok()?;
+        ((own.dev(), own.ino()) == (named.dev(), named.ino())).then_some(file)
+    })
 }
 
 /// Writes a line in one call, so that other runs' lines do not mix with it.

@@ -2,8 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::Resource;
@@ -252,6 +255,32 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
     while nix::unistd::write(&writer, &[b'\n'; 512]).is_ok() {}
     only_warned(with_events(store, &fifo).run(), "too slow");
     drop(full);
+});
+
+// `--events /dev/stderr`, also under systemd, where standard error is a socket: that cannot be opened.
+on_every_store!(a_standard_stream_that_is_a_socket_is_written, |store| {
+    for path in ["/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "/dev/stdout"] {
+        let (mut ours, theirs) = UnixStream::pair().expect("a socket");
+        let words = with_events(store, Path::new(path)).command(["true"]).words();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::null());
+        let theirs = Stdio::from(OwnedFd::from(theirs));
+        if path == "/dev/stdout" {
+            command.stdout(theirs)
+        } else {
+            command.stderr(theirs)
+        };
+        assert!(command.status().expect("it starts").success());
+        // It keeps a copy of the socket.
+        drop(command);
+        let mut text = String::new();
+        ours.read_to_string(&mut text).expect("it ends");
+        let event = |line| {
+            serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {text:?}"))["event"].clone()
+        };
+        let names: Vec<Value> = text.lines().map(event).collect();
+        assert_eq!(names, ["acquired", "started", "finished", "released"], "{path}: {text}");
+    }
 });
 
 // The same for a file whose server does not answer: the run waits neither for it to be opened nor for a line to be written.
