@@ -216,6 +216,8 @@ pub struct HolderStatus {
     pub who: Holder,
     /// When it acquired the lock.
     pub since_ms: u64,
+    /// Whether it has a lease. Otherwise it holds the lock for as long as its processes live.
+    pub has_lease: bool,
     /// How long the lease still lasts, if it ends.
     pub expires_in: Option<Duration>,
     /// Its fencing token.

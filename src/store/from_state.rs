@@ -76,6 +76,7 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
         HolderStatus {
             who: holder.who.clone(),
             since_ms: now.unix_of(holder.since_ms),
+            has_lease: holder.lease.is_some(),
             expires_in: held.expires_in,
             fence: holder.fence,
             slot: holder.mode.several_slots().map(|_| holder.slot),

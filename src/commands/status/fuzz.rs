@@ -28,6 +28,7 @@ pub fn status(data: &[u8]) {
     let holding = |at: usize| HolderStatus {
         who: who(at),
         since_ms: number(at),
+        has_lease: number(at) % 7 != 0,
         expires_in: Some(Duration::from_millis(number(at + 1))).filter(|_| number(at) % 2 == 0),
         fence: number(at + 2),
         slot: Some(half(at)).filter(|slot| slot % 2 == 0),

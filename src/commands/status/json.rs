@@ -125,6 +125,7 @@ mod tests {
         let holding = HolderStatus {
             who: who.clone(),
             since_ms: 1,
+            has_lease: false,
             expires_in: None,
             fence: 1,
             slot: None,

@@ -35,6 +35,7 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
                 format!("free when its command has been stopped, within {}", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
+            None if !holding.has_lease => "held until its processes have ended".into(),
             None => "the lease never expires".into(),
         };
         let mut parts = match (&holding.value, holding.slot) {

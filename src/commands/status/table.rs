@@ -160,6 +160,7 @@ mod tests {
         let holding = HolderStatus {
             who,
             since_ms: 1_000,
+            has_lease: true,
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
             slot: None,

@@ -182,6 +182,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
         Some(HolderStatus {
             who: info.who.unwrap_or_default(),
             since_ms: now_ms.saturating_sub(u64::try_from(*held_for).unwrap_or_default()),
+            has_lease: true,
             expires_in: millis(*expires_in),
             fence: info.fence,
             slot: (info.slots > 1).then_some(info.slot),

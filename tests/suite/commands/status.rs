@@ -26,6 +26,8 @@ on_every_store!(the_status_says_whether_it_is_held, |store| {
     let holder = Holder::new(store, "one");
     let page = read(store, &["--key", "one"]).exited(75).stdout();
     assert!(page.contains("state     held\n") && page.contains(&holder.command()), "{page}");
+    let until = if store.has_leases() { "lease ends in " } else { "held until its processes have ended; fence " };
+    assert!(page.contains(until), "{page}");
     read(store, &["--key", "one", "--json"]).exited(75);
     let table = read(store, &[]).exited(0).stdout();
     assert!(table.starts_with("KEY ") && table.contains(&holder.command()), "{table}");

@@ -353,6 +353,7 @@ impl<'a> Model<'a> {
         let holding = |holder: &crate::lock::state::HolderState| HolderStatus {
             who: holder.who.clone(),
             since_ms: holder.since_ms.min(now),
+            has_lease: true,
             expires_in: holder
                 .lease
                 .and_then(|lease| lease.ends_ms)
