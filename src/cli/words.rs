@@ -19,7 +19,8 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
     let mut normal = Vec::with_capacity(args.len());
     let mut args = args.into_iter().peekable();
     while let Some(word) = args.next() {
-        let text = word.to_str().unwrap_or_default();
+        // Bytes that are not UTF-8 become U+FFFD here, and no other character changes; what is passed on keeps its bytes.
+        let text = &*word.to_string_lossy().into_owned();
         if text == "--" || !text.starts_with('-') || text == "-" {
             normal.push(word);
             break;
@@ -49,8 +50,8 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
             // A word before `--` cannot be the command: if it is not a duration, the value's parser reports it.
             let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
             value = args.next_if(|next| {
-                let text = next.to_str().unwrap_or_default();
-                duration::parse(text).is_ok() || (before_dashes && !text.starts_with('-'))
+                let text = next.to_string_lossy();
+                duration::parse(&text).is_ok() || (before_dashes && !text.starts_with('-'))
             });
         }
         let mut option = OsString::from(format!("--{}", arg.get_id()));
@@ -188,6 +189,8 @@ fn shown(word: &OsStr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
     use super::*;
     use crate::cli::command;
 
@@ -242,6 +245,16 @@ mod tests {
         ] {
             assert_eq!(normalized(words), words);
         }
+    }
+
+    #[test]
+    fn a_word_that_is_not_utf_8_may_be_an_option() {
+        let path = OsString::from_vec(b"--store-file=/caf\xe9".to_vec());
+        let mut typed = ["-k", "a", "--wait", "5", "--", "run"].map(OsString::from).to_vec();
+        typed.insert(2, path.clone());
+        let normal = normalize(&command(), typed).expect("nothing is wrong");
+        assert_eq!(normal[2], path);
+        assert_eq!(normal[3..], ["--wait=5", "--", "run"]);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Slips that would acquire another lock than was meant, or run another command: each ends with 64, names what happened, runs nothing and
 //! touches nothing.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -378,3 +381,16 @@ on_every_store!(a_wait_that_ran_out, |store| {
     assert!(output.stderr().ends_with("; gave up after 500ms\n"), "{output}");
     holder.end();
 });
+
+// "Parsing of options stops at `--` and at the first word that is not an option": a path that is not UTF-8 may be in an option.
+#[test]
+fn a_word_that_is_not_utf_8() {
+    let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));
+    let path = directory.path().join(OsStr::from_bytes(b"caf\xe9"));
+    fs::write(&path, store.url()).expect("a file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("our own");
+    let mut option = OsString::from("--store-file=");
+    option.push(&path);
+    let call = Lockrun::bare().key("k").arg(option).args(["--wait", "5"]).command(["echo", "ran"]);
+    call.run().exited(0).printed("ran\n").silent();
+}
