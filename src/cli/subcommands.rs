@@ -234,7 +234,8 @@ impl Subcommand {
                 usage: "lockrun release [--key] KEY --token TOKEN [OPTIONS]",
                 about: "Release a lock acquired by `acquire`",
                 more: "A lock that is not held under the token is not touched. One under which lockrun's command \
-                       still runs is released when the command has ended.",
+                       still runs is released when the command has ended. The store is not remembered: if --store named it when the \
+                       lock was acquired, name it again, or set LOCKRUN_STORE for both.",
             },
             Reserve => &Doc {
                 name: "reserve",

@@ -22,7 +22,7 @@ use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, UsageError};
 use crate::lock::key::Key;
 use crate::report;
 use crate::run::outcome::Outcome;
-use crate::store::{Backend, Held};
+use crate::store::{Address, Backend, Held};
 use crate::text::escape::escaped;
 
 /// Runs `subcommand` with its `settings`. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
@@ -42,13 +42,24 @@ pub fn run(subcommand: Subcommand, settings: &Settings<'_>) -> Result<Outcome> {
 /// Opens the store that the settings name. A request takes at most `timeout`, or if that is `None`, the time-out in the
 /// settings.
 fn open(settings: &Settings<'_>, timeout: Option<Duration>) -> Result<Box<dyn Backend>, UsageError> {
-    let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
-    Ok(settings.store()?.open(timeout)?)
+    open_at(&settings.store()?, settings, timeout)
 }
 
-/// Reports that a lock is not, or no longer, held under the token, and returns the outcome.
-fn report_not_held(key: &Key, held: Option<Held>) -> Outcome {
-    let whose = held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"));
+/// As [`open`], for the store at this address.
+fn open_at(
+    store: &Address,
+    settings: &Settings<'_>,
+    timeout: Option<Duration>,
+) -> Result<Box<dyn Backend>, UsageError> {
+    let timeout = timeout.or(settings.store_timeout()?).unwrap_or(DEFAULT_STORE_TIMEOUT);
+    Ok(store.open(timeout)?)
+}
+
+/// Reports that a lock is not, or no longer, held under the token in this store, and returns the outcome.
+fn report_not_held(key: &Key, held: Option<Held>, store: &Address) -> Outcome {
+    // Perhaps it is held in another store: `acquire` was given one, and this command was not.
+    let nobody = || format!("nobody holds it in the store {:?}", store.shown());
+    let whose = held.map_or_else(nobody, |held| format!("it is held by {held}"));
     report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));
     Outcome::Lost
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::{open, report_not_held};
+use super::{open_at, report_not_held};
 use crate::config::settings::Settings;
 use crate::report::{self, Verbosity};
 use crate::run::outcome::Outcome;
@@ -14,7 +14,8 @@ use crate::text::escape::escaped;
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let verbosity = settings.verbosity()?;
-    let mut store = open(settings, None)?;
+    let address = settings.store()?;
+    let mut store = open_at(&address, settings, None)?;
     let released = store.release(&key, &token, Release::ByHand);
     Ok(match released.with_context(|| format!("cannot release the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Released::Free | Released::Retained | Released::Unrecorded(_)) => Outcome::Printed,
@@ -27,7 +28,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             }
             Outcome::Printed
         }
-        Ok(Released::NotMine(held)) => report_not_held(&key, held),
+        Ok(Released::NotMine(held)) => report_not_held(&key, held, &address),
         Err(error) => {
             report::error(&error);
             Outcome::StoreFailed

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::{open, report_not_held};
+use super::{open_at, report_not_held};
 use crate::config::settings::Settings;
 use crate::report;
 use crate::run::outcome::Outcome;
@@ -14,11 +14,12 @@ use crate::text::escape::escaped;
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let ttl = settings.typed_ttl()?;
-    let mut store = open(settings, None)?;
+    let address = settings.store()?;
+    let mut store = open_at(&address, settings, None)?;
     let renewed = store.renew(&key, &token, ttl);
     Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Renewed::Mine) => Outcome::Printed,
-        Ok(Renewed::NotMine(held)) => report_not_held(&key, held),
+        Ok(Renewed::NotMine(held)) => report_not_held(&key, held, &address),
         Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
                 "the lock \"{}\" is not ours any more: it was revoked by {by}",

@@ -50,7 +50,8 @@ fn default(arg: &Arg) -> Option<String> {
 /// Returns the documented default of an option whose help gives none.
 fn unnamed_default(option: &str) -> String {
     match option {
-        name::KEY | name::FROM | name::OLDER_THAN => "required".into(),
+        name::KEY | name::FROM => "required".into(),
+        name::OLDER_THAN => "required without KEY".into(),
         name::EXCLUSIVE | name::FAIL => "this one".into(),
         name::MAX_WAITING => "no limit".into(),
         name::CONFLICT => HELD.to_string(),

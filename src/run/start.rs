@@ -76,13 +76,18 @@ fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
 }
 
 /// Fails if the run needs /proc and does not have it: to find COMMAND's processes in order to end them in time or wait for them, or to
-/// keep a lock of the file store after the run. A plain run on the file store does not need it: COMMAND inherits the kernel's lock.
+/// keep a lock or a value of the file store after the run. A plain run on the file store does not need it: COMMAND inherits the kernel's lock.
 pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
-    if !plan.store.has_leases() && (plan.keep || !plan.min_hold.is_zero()) {
+    let may_stay_held = match &plan.sequence {
+        Some(sequence) => sequence.keep_on_failure,
+        None => plan.keep || !plan.min_hold.is_zero(),
+    };
+    if !plan.store.has_leases() && may_stay_held {
+        let what = if plan.sequence.is_some() { "the value of a failed command" } else { "the lock after the command" };
         anyhow::ensure!(
             Path::new(BOOT_ID).exists(),
-            "cannot keep the lock after the command: {BOOT_ID} is missing, so this boot cannot be told from others; mount \
-             /proc (mount -t proc proc /proc)"
+            "cannot keep {what}: {BOOT_ID} is missing, so this boot cannot be told from others; mount /proc (mount -t proc \
+             proc /proc)"
         );
     }
     let reason = if plan.store.has_leases() {

@@ -12,6 +12,8 @@ use super::{Backend, KINDS, Kind, Location};
 pub struct Address {
     kind: &'static Kind,
     location: Arc<dyn Location>,
+    /// See [`Address::shown`].
+    shown: String,
 }
 
 impl Address {
@@ -30,7 +32,7 @@ impl Address {
             return Err(wrong(format!("has a scheme that is not known; {}", meant())));
         };
         let location = (kind.parse)(text).map_err(wrong)?;
-        Ok(Address { kind, location: location.into() })
+        Ok(Address { kind, location: location.into(), shown: hide_password(text) })
     }
 
     /// Opens the store without connecting to it. `timeout` limits every single request. The error says what is wrong with the
@@ -43,6 +45,11 @@ impl Address {
     /// URL; `None` if the store has no tables. Connects to nothing.
     pub fn schema(&self) -> Option<String> {
         self.location.schema()
+    }
+
+    /// Returns the URL without its password, for messages. It may contain control characters.
+    pub fn shown(&self) -> &str {
+        &self.shown
     }
 
     /// Returns whether locks of this store are leases, which expire unless they are renewed.

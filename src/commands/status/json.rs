@@ -149,4 +149,11 @@ mod tests {
             assert_eq!(documented, names(&object), "{of}");
         }
     }
+
+    #[test]
+    fn the_schema_has_every_way_to_hold_a_lock() {
+        let schema: Value = serde_json::from_str(include_str!("../../../docs/status.schema.json")).expect("JSON");
+        let ways = [Purpose::Run, Purpose::Hand, Purpose::Kept, Purpose::Forgotten].map(held_as);
+        assert_eq!(schema["$defs"]["holder"]["properties"]["held_as"]["enum"], json!(ways));
+    }
 }

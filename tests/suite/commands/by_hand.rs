@@ -49,6 +49,17 @@ on_every_store!(the_life_of_a_lock_by_hand, |store| {
     assert!(!is_held(store, "deploy"), "a renewal never creates a lock");
 });
 
+// A script that names its store only for `acquire` learns which store `release` has asked.
+#[test]
+fn the_store_of_a_release_is_named() {
+    let (store, other) = (Store::file(), Store::file());
+    let ours = token(&store, "deploy", &[]);
+    let call = Lockrun::bare().arg("release").env("LOCKRUN_STORE", other.url());
+    let call = call.env("LOCKRUN_KEY", "deploy").env("LOCKRUN_TOKEN", ours);
+    call.run().exited(79).printed("").said(&format!("nobody holds it in the store \"{}\"", other.url()));
+    assert!(is_held(&store, "deploy"));
+}
+
 // "A token that does not hold the lock changes nothing."
 on_every_store!(another_token_changes_nothing, |store| {
     for word in ["renew", "release"] {

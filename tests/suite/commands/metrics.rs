@@ -1,11 +1,17 @@
 //! `lockrun status --metrics`, `--held` and patterns of keys; colours.
 
+use std::fs;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::support::hand::token;
+use crate::support::lock_file;
+use crate::support::lockrun::PROGRAM;
+use crate::support::processes::PATH;
 use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store};
@@ -51,6 +57,31 @@ on_every_store!(metrics_can_be_parsed, |store| {
     status(store, &["--metrics", "failed"]).exited(0);
     Lockrun::other("status", store).args(["--metrics", "--json"]).run().exited(64).said("exclude each other");
 });
+
+// The collector for a node exporter: one broken record does not keep the other locks' metrics from being
+// written. Where the store does not answer, the file stays as it is.
+#[test]
+fn the_collector_writes_what_the_store_answers() {
+    let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));
+    let programs = Path::new(PROGRAM).parent().expect("a directory").display();
+    let collect = |store: &str| {
+        let collector = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/textfile-collector");
+        let call = Lockrun::bare().env("PATH", format!("{programs}:{PATH}")).env("LOCKRUN_STORE", store);
+        call.command([Path::new(collector), directory.path()]).alone()
+    };
+    let written = || fs::read_to_string(directory.path().join("lockrun.prom")).unwrap_or_default();
+    Lockrun::new(&store).key("good").command(["true"]).run().exited(0);
+    Lockrun::new(&store).key("broken").command(["true"]).run().exited(0);
+    fs::write(lock_file::path(&store, "broken"), "lockrun ").expect("a file");
+    collect(&store.url()).exited(69).said("broken");
+    assert!(written().contains("{key=\"good\"}") && written().ends_with("# EOF\n"), "{}", written());
+    let before = written();
+    collect("redis://127.0.0.1:1").exited(69);
+    assert_eq!(written(), before);
+    assert_eq!(fs::read_dir(directory.path()).expect("our own").count(), 1, "something was left");
+    fs::remove_file(lock_file::path(&store, "broken")).expect("a file");
+    collect(&store.url()).exited(0).silent();
+}
 
 // "`status --held`, patterns of keys (`status 'backup-*'`)."
 on_every_store!(locks_can_be_chosen, |store| {

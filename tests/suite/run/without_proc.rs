@@ -73,6 +73,11 @@ fn what_cannot_be_kept_is_refused_on_files() {
     for options in [["--keep", "-v"], ["--min-hold", "60s"]] {
         is_refused(&Lockrun::new(&store).key("proc").args(options), &places()[..1]);
     }
+    // So has the value of a command that fails, unless it is freed.
+    let reserve = Lockrun::other("reserve", &store).key("proc").args(["--from", "1"]);
+    is_refused(&reserve, &places()[..1]);
+    let freed = reserve.args(["--on-failure", "free"]).sh("echo ran; exit 3").in_shell(&places()[0]);
+    freed.alone().exited(3).printed("ran\n").silent();
     assert!(is_free(&store, "proc"));
 }
 
