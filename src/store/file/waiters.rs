@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::Context;
-use nix::sys::stat::{FileStat, fstat, major, minor};
+use nix::sys::stat::{fstat, major, minor};
 
 use super::lock_file::LockFile;
 use crate::lock::holder::Holder;
@@ -23,20 +23,17 @@ pub(super) fn all() -> Result<Waiters, StoreError> {
 }
 
 impl Waiters {
-    /// Returns the processes that wait for this file: first the one at the turnstile, then the others in no particular order.
+    /// Returns the processes that wait for this file, whose record must be locked: first the one at the turnstile, then the others in no
+    /// particular order.
     pub(super) fn of(&self, file: &LockFile) -> Result<Vec<WaiterStatus>, StoreError> {
         let pids = self.pids(file)?;
         Ok(pids.into_iter().map(|pid| WaiterStatus { who: Holder::of_process(pid), since_ms: None }).collect())
     }
 
     fn pids(&self, file: &LockFile) -> Result<Vec<u32>, StoreError> {
-        let stat = fstat(file).with_context(|| format!("cannot look at {}", file.path()))?;
         let at_turnstile = file.is_waited_for().with_context(|| format!("cannot look at {}", file.path()))?;
         let mut pids = Vec::new();
-        for line in self.0.lines() {
-            let Some(lock) = Lock::read(line).filter(|lock| lock.kind == "FLOCK" && lock.is_on(&stat)) else {
-                continue;
-            };
+        for lock in self.turnstile_locks(file)? {
             if lock.waits {
                 pids.push(lock.pid);
             } else if at_turnstile {
@@ -44,6 +41,13 @@ impl Waiters {
             }
         }
         Ok(pids)
+    }
+
+    /// Returns the lines of the processes that have the turnstile or wait for it.
+    fn turnstile_locks(&self, file: &LockFile) -> Result<impl Iterator<Item = Lock<'_>> + use<'_>, StoreError> {
+        let file = listed_as(file)?;
+        let is_on_it = move |lock: &Lock<'_>| lock.kind == "FLOCK" && lock.file == file;
+        Ok(self.0.lines().filter_map(Lock::read).filter(is_on_it))
     }
 }
 
@@ -64,10 +68,17 @@ impl<'a> Lock<'a> {
         let pid = words.nth(2)?.parse().ok()?;
         Some(Lock { waits, kind, pid, file: words.next()? })
     }
+}
 
-    fn is_on(&self, stat: &FileStat) -> bool {
-        self.file == format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino)
+/// Returns what the kernel's list calls the file, as in `00:19:5678`. This process's own lock on the record, which must be locked, shows
+/// it: on btrfs and overlayfs the device is not the one that fstat(2) returns.
+fn listed_as(file: &LockFile) -> Result<String, StoreError> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).unwrap_or_default();
+    if let Some(own) = info.lines().find_map(|line| Lock::read(line.strip_prefix("lock:")?)) {
+        return Ok(own.file.to_owned());
     }
+    let stat = fstat(file).with_context(|| format!("cannot look at {}", file.path()))?;
+    Ok(format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino))
 }
 
 /// Returns the processes that have the lock on this byte of the file, as far as this user may inspect them.
@@ -119,6 +130,8 @@ mod tests {
     fn the_kernels_lines_are_read() {
         let lock = Lock::read("1: FLOCK  ADVISORY  WRITE 4242 00:19:5678 0 EOF").expect("is a lock");
         assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (false, "FLOCK", 4242, "00:19:5678"));
+        let lock = Lock::read("\t2: POSIX  ADVISORY  READ 7 00:28:9 1099511627776 1099511627776").expect("is our own");
+        assert_eq!((lock.kind, lock.file), ("POSIX", "00:28:9"));
         let lock = Lock::read("12: -> FLOCK  ADVISORY  WRITE 7 fd:01:9 0 EOF").expect("is a waiter");
         assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (true, "FLOCK", 7, "fd:01:9"));
         assert!(Lock::read("3: OFDLCK ADVISORY  WRITE -1 00:19:5678 1 1").is_none());

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::support::hand::{acquire, all, release, status, token, until_waiting};
+use crate::support::lockrun::PROGRAM;
+use crate::support::namespace::with_mounts;
 use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
 use crate::support::records::{plant, set_last_run};
@@ -319,3 +322,22 @@ on_every_store!(a_time_after_the_year_9999, |store| {
         Lockrun::other("prune", store).args(["--older-than", "0", "--dry-run"]).run().exited(0).silent();
     }
 });
+
+// "Who waits": also on a file system on which the kernel's list of locks names another device than stat(2), as on overlayfs and btrfs.
+#[test]
+fn waiters_on_an_overlay_are_shown() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let place = directory.path().to_str().expect("a plain path");
+    let layers = "lowerdir=/usr,upperdir=upper,workdir=work,xino=off";
+    let mounts = with_mounts(&format!(
+        "mount -t tmpfs none {place} && cd {place} && mkdir upper work locks && mount -t overlay -o {layers} none locks"
+    ));
+    let script = format!(
+        "{PROGRAM} acquire --key k >/dev/null || exit
+        {PROGRAM} --key k --wait -- true &
+        until {PROGRAM} status --key k --json | grep -q '\"waited_ms\":'; do sleep 0.05; done
+        kill $!"
+    );
+    let call = Lockrun::bare().env("LOCKRUN_STORE", format!("file:{place}/locks/own"));
+    call.command(["sh", "-c", &mounts, "sh", "sh", "-c", &script]).alone().exited(0).silent();
+}
