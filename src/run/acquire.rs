@@ -10,7 +10,7 @@ use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Grant, Held, HolderStatus, Mode, RecentSuccess, Store, StoreError, Tried};
+use crate::store::{Claim, Grant, Held, HolderStatus, KeyStatus, Mode, RecentSuccess, Store, StoreError, Tried};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -86,6 +86,7 @@ pub fn acquire(
             let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
             reporter.report(
                 max_waiting
+                    .filter(|_| !is_held_by_its_token(store, claim))
                     .map_or(Event::Held { held: &held, patience: None }, |max| Event::QueueFull { held: &held, max }),
             );
             Err(Outcome::Held(held_status))
@@ -182,6 +183,14 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
     };
     let slots = claim.mode.several_slots().filter(|_| !last.is_shared);
     is_hopeless.then(|| Answer::SelfDeadlock { held: as_held(last, status.now_ms), slots })
+}
+
+/// Returns whether the claim's token, which the user chose, holds the lock already: then the claim does not join the queue, however many
+/// wait. If the store cannot be read, assumes that it does not.
+fn is_held_by_its_token(store: &mut dyn Store, claim: &Claim) -> bool {
+    let is_its_holder = |holding: &HolderStatus| holding.token.as_ref() == Some(&claim.token);
+    let is_its_key = |status: &KeyStatus| status.holders.iter().any(is_its_holder);
+    claim.request.is_some() && store.list(Some(&claim.key)).is_ok_and(|listing| listing.found.iter().any(is_its_key))
 }
 
 /// Returns the holder that has held the lock the longest; `held` if the store cannot be read or names none.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Facts, Held, HolderState, LockState, Now, Presence, WaiterState, millis};
 use crate::lock::claim::Mode;
+use crate::lock::token::Token;
 
 impl LockState {
     /// Returns the holders, the longest first, without the waiters that have a grant.
@@ -13,6 +14,12 @@ impl LockState {
         }
         let now = facts.now();
         self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).collect()
+    }
+
+    /// Returns whether the lock is held under this token.
+    pub fn is_held_by(&self, token: &Token, facts: &impl Facts) -> bool {
+        let is_its_holder = |holder: &HolderState| holder.token == *token && holder.is_in_force(facts.now(), facts);
+        self.holders.iter().any(is_its_holder) && !self.is_of_another_epoch(facts)
     }
 
     /// Returns the holder, or waiter with a grant, whose lease ends first. If none ends, returns the one that has held the lock

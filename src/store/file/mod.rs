@@ -120,7 +120,7 @@ impl Store for FileStore {
                 }
                 SlotReply::NotQueued(held) => {
                     self.pending = None;
-                    return Ok(Tried::NotQueued(held));
+                    return Ok(if if_held == IfHeld::Leave { Tried::Held(held) } else { Tried::NotQueued(held) });
                 }
                 SlotReply::NotNeeded(done) => {
                     self.pending = None;

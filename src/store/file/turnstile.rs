@@ -33,7 +33,7 @@ pub(super) enum SlotReply {
     Mine(Grant),
     /// No slot is free, or other runs are ahead.
     Held(Held),
-    /// The same, and the claim did not join the queue, because it is full.
+    /// The same, and the claim did not join the queue: it is full, or the claim's token holds the lock in another mode.
     NotQueued(Held),
     /// No slot is needed: a run has succeeded recently.
     NotNeeded(RecentSuccess),
@@ -76,24 +76,29 @@ impl PendingClaim {
     /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
     /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock.
     pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
-        if !self.is_next {
-            let turnstile = self.enter(claim, if_held)?;
-            if turnstile != Turnstile::Entered {
-                let found = match self.look(claim)? {
-                    SlotReply::Held(held) if self.has_room(claim)? => {
-                        SlotReply::Held(self.blocked_by(turnstile, held, if_held)?)
-                    }
-                    found => found,
-                };
-                return self.join(found, if_held);
-            }
-        }
-        self.is_next = true;
-        let found = self.take(claim).and_then(|found| self.join(found, if_held));
-        if !matches!(found, Ok(SlotReply::Held(_))) || if_held == IfHeld::Leave {
+        let turnstile = if self.is_next { Turnstile::Entered } else { self.enter(claim, if_held)? };
+        self.is_next = turnstile == Turnstile::Entered;
+        let found = self.find(turnstile, claim, if_held).and_then(|found| self.join(found, if_held));
+        if self.is_next && (!matches!(found, Ok(SlotReply::Held(_))) || if_held == IfHeld::Leave) {
             self.leave()?;
         }
         found
+    }
+
+    /// Takes a slot if the claim has the turnstile, or returns what can be seen from outside it.
+    fn find(&mut self, turnstile: Turnstile, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
+        // A claim by hand may repeat the request of a holder, with its token. That takes no slot, so it needs no turnstile.
+        if (self.is_next || claim.by_hand)
+            && let Some(found) = self.take(claim)?
+        {
+            return Ok(found);
+        }
+        match self.look(claim)? {
+            SlotReply::Held(held) if self.has_room(claim)? => {
+                Ok(SlotReply::Held(self.blocked_by(turnstile, held, if_held)?))
+            }
+            found => Ok(found),
+        }
     }
 
     /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the claim's place.
@@ -191,19 +196,27 @@ impl PendingClaim {
         Ok(true)
     }
 
-    /// Takes the lowest free slot that the claim may have. The claim must have the turnstile.
-    fn take(&mut self, claim: &Claim) -> Result<SlotReply, StoreError> {
+    /// Takes the lowest free slot that the claim may have. Without the turnstile, only answers a claim whose token holds the lock already;
+    /// returns `None` if it does not.
+    fn take(&mut self, claim: &Claim) -> Result<Option<SlotReply>, StoreError> {
         if !self.file.has_its_name(&self.directory)? {
-            return Ok(SlotReply::Vanished);
+            return Ok(Some(SlotReply::Vanished));
         }
         self.file.edit(|state, facts| {
+            if !self.is_next && !state.is_held_by(&claim.token, facts) {
+                return Ok(None);
+            }
             let applied =
                 state.acquire(&ask(claim, claim.by_hand), facts).map_err(|error| no_fence(error, &self.file))?;
             if claim.by_hand {
                 facts.free_taken()?;
             }
-            Ok(match applied.answer {
+            Ok(Some(match applied.answer {
                 state::Acquired::Mine { fence, slot, leased } => SlotReply::Mine(answers::grant(fence, slot, leased)),
+                // In another mode. It would wait for itself.
+                state::Acquired::Held { first, .. } if state.is_held_by(&claim.token, facts) => {
+                    SlotReply::NotQueued(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
+                }
                 state::Acquired::Held { first, .. } => {
                     self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
                     SlotReply::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
@@ -213,7 +226,7 @@ impl PendingClaim {
                 }
                 // Does not occur: no request to a file can be in flight.
                 state::Acquired::Cancelled => SlotReply::Held(Held::default()),
-            })
+            }))
         })
     }
 

@@ -169,6 +169,21 @@ on_every_store!(the_same_token_gives_the_same_lock, |store| {
     assert!(third["fence"].as_u64() > first["fence"].as_u64(), "{first} {third}");
 });
 
+// ... also while others wait for it.
+on_every_store!(the_same_token_gives_the_same_lock_while_others_wait, |store| {
+    let ask =
+        |options: &[&str]| acquire(store, "again", &["--json", "--ttl=10m", "--token", "ours"]).args(options).run();
+    let first = json(&ask(&[]).exited(0).silent());
+    let waiter = Lockrun::new(store).key("again").arg("--wait").command(["echo", "next"]).spawn();
+    until_waiting(store, "again", 1);
+    for options in [&[][..], &["--wait", "10s"], &["--wait", "--max-waiting", "1"]] {
+        let again = json(&ask(options).exited(0).silent());
+        assert_eq!(first["fence"], again["fence"], "{options:?}");
+    }
+    release(store, "again", "ours").exited(0).silent();
+    waiter.wait().exited(0).printed("next\n").silent();
+});
+
 // A second `acquire` starts the lease again with the length that it asks for; `renew` extends it by that length.
 on_every_store!(the_length_that_was_asked_for_last_counts, |store| {
     let ask = |ttl: &str| acquire(store, "length", &["--token", "ours", "--ttl", ttl]).run().exited(0).silent();

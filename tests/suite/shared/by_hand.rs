@@ -24,8 +24,11 @@ on_every_store!(a_lock_is_shared_by_hand, |store| {
 on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
     let own = ["--token", "mine"];
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
-    for alone in [&[][..], &["--exclusive"], &["--slots", "2"], &["--wait", "1"]] {
-        acquire(store, "again", &[&own[..], alone].concat()).run().exited(75).printed("").said("is held by");
+    // Not even one that would wait for ever, or would wait unless others did.
+    let waits = [&["--wait", "1"][..], &["--wait"], &["--wait", "--max-waiting", "7"]];
+    for alone in [&[][..], &["--exclusive"], &["--slots", "2"]].into_iter().chain(waits) {
+        let refused = acquire(store, "again", &[&own[..], alone].concat()).run().exited(75).printed("");
+        assert!(!refused.said("is held by").stderr().contains("for it already"), "nobody waits");
     }
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
     assert!(would_get(store, "again", SHARED), "it is still shared");
