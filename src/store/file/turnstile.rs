@@ -1,20 +1,21 @@
 //! A claim at a lock file: it waits in the kernel's queue for the turnstile, and then at the turnstile until a slot is free.
 
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+mod blocked;
+mod changes;
+
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use anyhow::Context;
 
 use super::directory::Directory;
 use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
-use super::{answers, ask, clock, no_fence, waiters};
-use crate::lock::holder::Holder;
+use super::{answers, ask, clock, no_fence};
 use crate::lock::state::{self, Facts as _};
 use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
+use changes::Changes;
 
 /// The first and the last of the doubling pauses between looks after a change: the kernel reports that a file was closed just before it
 /// removes the closer's locks. If the kernel reports no changes, the last pause repeats.
@@ -94,9 +95,10 @@ impl PendingClaim {
             return Ok(found);
         }
         match self.look(claim)? {
-            SlotReply::Held(held) if self.has_room(claim)? => {
-                Ok(SlotReply::Held(self.blocked_by(turnstile, held, if_held)?))
-            }
+            SlotReply::Held(held) if self.has_room(claim)? => match self.blocked_by(turnstile, held, claim, if_held)? {
+                Some(held) => Ok(SlotReply::Held(held)),
+                None => self.ask(claim, if_held),
+            },
             found => Ok(found),
         }
     }
@@ -136,33 +138,6 @@ impl PendingClaim {
     /// Returns whether the claim could get a slot if it had the turnstile.
     fn has_room(&self, claim: &Claim) -> Result<bool, StoreError> {
         Ok(!self.is_taken(claim.mode)? && self.file.look(|state, facts| Ok(state.could_hold(claim.mode, facts)))?)
-    }
-
-    /// Returns what to say of a lock that has room, but whose turnstile the claim cannot enter: the process at the turnstile, if it can be
-    /// seen, or else the holder that was `found`. For a claim that does not wait, a process that may stay there for ever is an error: such a
-    /// claim must not be skipped in silence.
-    fn blocked_by(&self, turnstile: Turnstile, found: Held, if_held: IfHeld) -> Result<Held, StoreError> {
-        let is_next = turnstile == Turnstile::Occupied;
-        if is_next && found.holder.is_some() {
-            // The next run may need more room than this claim, and waits for that holder.
-            return Ok(found);
-        }
-        let pid = waiters::at_turnstile(&self.file).first().copied();
-        let process = pid.map(Holder::of_process);
-        let is_in_time = is_next && !pid.is_some_and(waiters::is_stopped);
-        if is_in_time || if_held != IfHeld::Leave || self.waits_at.is_some() {
-            return Ok(if process.is_some() { Held { holder: process, ..Held::default() } } else { found });
-        }
-        let process = process.map_or_else(|| "another process".to_owned(), |process| process.to_string());
-        if is_next {
-            bail!("{}: {process} is next, but is stopped; continue it (kill -CONT) or end it", self.cannot_lock());
-        }
-        bail!(
-            "{}: {process} has had flock(2) on it for {}s; end that, or if it is a lockrun that is stopped, continue it; other programs, \
-             such as flock(1), must not lock lockrun's files",
-            self.cannot_lock(),
-            RECORD_TIMEOUT.as_secs()
-        )
     }
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<Turnstile, StoreError> {
@@ -251,7 +226,7 @@ impl PendingClaim {
             self.changes = Some(Changes::of(&self.file));
             return Ok(Wakeup::TryAgain);
         };
-        if changes.0.is_none() {
+        if changes.as_fd().is_none() {
             self.look_again = Some(LOOK_AGAIN.1);
         }
         let look_at = Moment::now() + self.look_again.unwrap_or(LOOK_ANYWAY);
@@ -286,8 +261,12 @@ impl PendingClaim {
     }
 
     fn cannot_lock(&self) -> String {
-        format!("cannot lock {}", self.file.path())
+        cannot_lock(&self.file)
     }
+}
+
+fn cannot_lock(file: &LockFile) -> String {
+    format!("cannot lock {}", file.path())
 }
 
 /// Observes a wait at the turnstile. Gives the turnstile up before a stop signal stops lockrun: other runs must not wait for one that is
@@ -317,36 +296,5 @@ impl WaitObserver for TurnstileObserver<'_> {
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         self.observer.lifeline()
-    }
-}
-
-/// An inotify watch on a lock file; `None` if it cannot be created, for example because this user has too many.
-///
-/// It is never closed: closing takes some milliseconds, in which the kernel waits for all processors, and must not delay COMMAND. The end
-/// of the process closes it.
-#[derive(Debug)]
-struct Changes(Option<ManuallyDrop<Inotify>>);
-
-impl Changes {
-    fn of(file: &LockFile) -> Self {
-        let watch = || {
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-            // Through the descriptor, because the file may have lost its name by now.
-            let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-            inotify.add_watch(path.as_str(), AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE)?;
-            nix::Result::Ok(ManuallyDrop::new(inotify))
-        };
-        Changes(watch().ok())
-    }
-
-    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.as_ref().map(|inotify| inotify.as_fd())
-    }
-
-    /// Reads and discards the pending events: they only show that something has changed.
-    fn drain(&self) {
-        if let Some(inotify) = &self.0 {
-            while inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
-        }
     }
 }

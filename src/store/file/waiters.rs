@@ -43,6 +43,11 @@ impl Waiters {
         Ok(pids)
     }
 
+    /// Returns the process that has the turnstile, if there is one.
+    fn at_turnstile(&self, file: &LockFile) -> Result<Option<u32>, StoreError> {
+        Ok(self.turnstile_locks(file)?.find(|lock| !lock.waits).map(|lock| lock.pid))
+    }
+
     /// Returns the lines of the processes that have the turnstile or wait for it.
     fn turnstile_locks(&self, file: &LockFile) -> Result<impl Iterator<Item = Lock<'_>> + use<'_>, StoreError> {
         let file = listed_as(file)?;
@@ -86,9 +91,11 @@ pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
     having(file, |lock| is_lock_on(lock, byte))
 }
 
-/// Returns the processes that have the turnstile, as far as this user may inspect them.
-pub(super) fn at_turnstile(file: &LockFile) -> Vec<u32> {
-    having(file, |lock| lock.split_ascii_whitespace().nth(2) == Some("FLOCK"))
+/// Returns the process that has the turnstile, if it can be seen. That of another user, whose descriptors this user may not inspect, is the
+/// one that the kernel lists, which entered the turnstile.
+pub(super) fn at_turnstile(file: &LockFile) -> Option<u32> {
+    let inspected = having(file, |lock| lock.split_ascii_whitespace().nth(2) == Some("FLOCK")).first().copied();
+    inspected.or_else(|| file.with_record_locked(|| all()?.at_turnstile(file)).ok()?)
 }
 
 /// Returns whether a signal has stopped the process.

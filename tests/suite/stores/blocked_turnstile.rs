@@ -1,9 +1,15 @@
 //! Lock files whose turnstile does not turn: another program has locked the file, or the next waiter is stopped.
 
+use nix::libc;
+use nix::sys::ptrace;
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
 
+use crate::support::calm::{held_in_time, judge};
 use crate::support::hand::until_waiting;
 use crate::support::processes::state;
+use crate::support::steps::call;
 use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 /// Starts flock(1) on the file of this key. Returns it when it has the lock.
@@ -20,6 +26,15 @@ fn wait_for(store: &Store, key: &str) -> Running {
     let waiter = Lockrun::new(store).key(key).arg("--wait").command(["echo", "my turn"]).spawn();
     until_waiting(store, key, 1);
     waiter
+}
+
+/// Pauses a run as a debugger does, until `ptrace::detach`.
+fn pause(run: &Running) -> Pid {
+    let pid = Pid::from_raw(run.pid());
+    ptrace::seize(pid, ptrace::Options::empty()).expect("our own child can be traced");
+    ptrace::interrupt(pid).expect("it is stopped");
+    assert!(matches!(waitpid(pid, None), Ok(WaitStatus::PtraceEvent(..))), "it has stopped");
+    pid
 }
 
 // "While another program has a lock file locked with flock(2), a run that does not wait fails (status 69), and one that waits goes on
@@ -96,4 +111,41 @@ fn the_next_waiter_is_stopped_at_a_free_lock() {
     }
     waiter.signal(Signal::SIGCONT);
     waiter.wait().exited(0).printed("my turn\n").silent();
+}
+
+// The same for a waiter that does not run for another reason, such as a debugger or a frozen cgroup, which its state does not show.
+#[test]
+fn the_next_waiter_is_paused_at_a_free_lock() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "paused");
+    let waiter = wait_for(&store, "paused");
+    let pid = pause(&waiter);
+    holder.end();
+    let name = format!("pid {pid} ");
+    let run = Lockrun::new(&store).key("paused").command(["echo", "ran"]);
+    let by_hand = Lockrun::other("acquire", &store).key("paused");
+    for run in [run.clone(), run.arg("--skip"), by_hand].map(|call| call.spawn()) {
+        run.wait().exited(69).printed("").said(&name).said("is next, but has not taken the free lock");
+    }
+    ptrace::detach(pid, None).expect("it goes on");
+    waiter.wait().exited(0).printed("my turn\n").silent();
+}
+
+// "When held: say who holds it, exit 75": a run that comes while the lock is handed off waits for that, and then finds it held.
+#[test]
+fn a_run_that_comes_during_a_hand_off() {
+    judge(|| {
+        let store = Store::file();
+        let holder = Holder::new(&store, "slow");
+        let mut waiter = Lockrun::new(&store).key("slow").arg("--wait").sh("echo ready; exec sleep 600").spawn();
+        until_waiting(&store, "slow", 1);
+        let pid = pause(&waiter);
+        holder.end();
+        let run = Lockrun::new(&store).key("slow").command(["echo", "ran"]).spawn();
+        eventually(LONG, "it looks again", || call(run.pid()) == libc::SYS_clock_nanosleep);
+        ptrace::detach(pid, None).expect("it goes on");
+        waiter.wait_for_line("ready");
+        let output = run.wait().printed("").said(&format!("pid {pid} "));
+        held_in_time(output.status == Some(75), &format!("the hand-off took little time: {output}"));
+    });
 }

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use crate::support::birth::Birth;
 use crate::support::lockrun::Open;
 use crate::support::namespace::with_mounts;
+use crate::support::processes::state;
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Output, eventually};
 
@@ -145,6 +146,26 @@ fn root_and_members_exclude_each_other() {
         shared.other(first, &["release", "--key", "k", "--token", token.trim()]).exited(0).silent();
         shared.run(second, &[], &["echo", "ran"]).exited(0).printed("ran\n").silent();
     }
+}
+
+// "While such a waiter keeps a free lock, a run that does not wait fails (status 69) and names it": also another user's, whose descriptors
+// only root may inspect.
+#[test]
+fn a_stopped_waiter_of_another_member_is_named() {
+    let shared = Shared::new();
+    let held = shared.hold(Who::Member, &[]);
+    let call = Lockrun::at(&shared.url()).key("k").arg("--wait").command(["echo", "my turn"]);
+    let waiter = shared.by(Who::Member, &call).spawn_alone();
+    shared.until_waiting(Who::Root, 1);
+    waiter.signal(Signal::SIGSTOP);
+    eventually(LONG, "the waiter is stopped", || state(waiter.pid()) == Some('T'));
+    held.finish().exited(0);
+    for options in [&[][..], &["--skip"]] {
+        let run = shared.run(Who::Another, options, &["echo", "ran"]).exited(69).printed("");
+        run.said(&format!("pid {} (uid {MEMBER}: echo 'my turn')", waiter.pid())).said("kill -CONT");
+    }
+    waiter.signal(Signal::SIGCONT);
+    waiter.wait().exited(0).printed("my turn\n").silent();
 }
 
 // Fences grow and a sequence goes on, whichever user had the lock last.

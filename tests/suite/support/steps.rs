@@ -24,7 +24,7 @@ pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) 
         ptrace::syscall(pid, None).expect("it goes on");
         let stopped = waitpid(pid, None).expect("our own child");
         assert!(matches!(stopped, WaitStatus::PtraceSyscall(_)), "{stopped:?}");
-        let call = call(pid);
+        let call = call(pid.as_raw());
         if kill(stop, call) {
             run.signal(Signal::SIGKILL);
             return (run, true);
@@ -37,9 +37,9 @@ pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) 
     (run, false)
 }
 
-/// Returns the number of the system call at which a process is stopped.
-fn call(pid: Pid) -> libc::c_long {
-    let line = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it is stopped");
+/// Returns the number of the system call in which a process sleeps or is stopped; -1 if there is none.
+pub(crate) fn call(pid: i32) -> libc::c_long {
+    let line = fs::read_to_string(format!("/proc/{pid}/syscall")).expect("our own child");
     line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
 
