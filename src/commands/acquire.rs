@@ -23,6 +23,7 @@ use crate::store::{Claim, Grant, left_behind};
 use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
+use crate::sys::stderr;
 use crate::text::escape::json_for_terminals;
 use crate::text::shell::quoted;
 
@@ -85,6 +86,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let signals = Signals::take_over().context("cannot block signals")?;
     let reporter = Reporter::new(claim.key.clone(), verbosity);
     let enclosing = EnclosingLocks::of_this_process();
+    stderr::hurry();
     let grant = match acquire::acquire(&mut *store, &claim, held_policy, &enclosing, &reporter, &signals, None) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),

@@ -6,10 +6,10 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::support::calm::{held_in_time, judge};
-use crate::support::hand::is_held;
+use crate::support::hand::{acquire, is_held, status, until_waiting};
 use crate::support::pty::Terminal;
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{LONG, Lockrun, Running, Store, eventually};
+use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 /// Fills the pipe on standard output, and otherwise leaves it as it was.
 const FILL: &str = "
@@ -85,6 +85,20 @@ fn a_stopped_terminal_keeps_no_lock() {
     terminal.type_keys("\x13\n");
     eventually(LONG, "the lock is free", || !is_held(&store, "stalled"));
 }
+
+// "If a message cannot be written for two seconds, ... it is dropped": also one of `acquire`, which waits for its turn meanwhile.
+on_every_store!(a_stopped_terminal_keeps_no_turn, |store| {
+    let holder = Holder::new(store, "stalled");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo ready; read line; exec \"$@\"", "sh"]);
+    shell.args(acquire(store, "stalled", &["--wait"]).words());
+    let mut terminal = Terminal::start(shell, &[]);
+    terminal.wait_for("ready");
+    terminal.type_keys("\x13\n");
+    until_waiting(store, "stalled", 1);
+    holder.end();
+    eventually(LONG, "it is its turn", || status(store, "stalled")["holders"][0]["held_as"] == "by-hand");
+});
 
 /// Delays what the call writes to the file `$LOG`, its standard error, by ten minutes.
 const DELAYED: &str = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=write:delay_enter=600000000 \
