@@ -1,12 +1,17 @@
 //! Converts the answers of the rules ([`crate::lock::state`]) to the store's.
 
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+
 use super::facts::KernelFacts;
 use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
+use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{self, LockState, Now};
+use crate::lock::state::{self, LockState, Now, Purpose, millis};
 use crate::store::from_state;
-use crate::store::{Grant, KeyStatus, Revoked, StoreError};
+use crate::store::{Grant, Held, HolderStatus, KeyStatus, LivingHolder, Revoked, StoreError};
 use crate::sys::clock::Moment;
 
 /// Returns the grant of a lock that was acquired just now; under a lease if it is `leased`.
@@ -15,9 +20,47 @@ pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
     Grant { fence, slot, lease_from }
 }
 
-/// Returns the answer to a revocation.
-pub(super) fn revoked(revoked: state::Revoked, file: &LockFile, now: Now) -> Revoked {
-    from_state::revoked(revoked, now, |living| keepers(living.held.who.pid, living.slot, file))
+/// Returns the answer to a revocation from the holder with this `fence`, or from all.
+pub(super) fn revoked(
+    revoked: state::Revoked,
+    fence: Option<u64>,
+    file: &LockFile,
+    now: Now,
+) -> Result<Revoked, StoreError> {
+    if revoked == state::Revoked::Free
+        && let Some(unrecorded) = unrecorded(file)?
+    {
+        return Ok(match fence {
+            Some(_) => Revoked::Others(vec![unrecorded.held]),
+            None => Revoked::From {
+                from: Vec::new(),
+                living: vec![unrecorded],
+                free_in: Duration::ZERO,
+                may_run_unaware: false,
+            },
+        });
+    }
+    Ok(from_state::revoked(revoked, now, |living| keepers(living.held.who.pid, living.slot, file)))
+}
+
+/// Returns the holder of a lock that is held although its record names no holder, if there is one. The record was lost, or lockrun was
+/// killed after it had recorded the end of its run and before it freed the slot, which a process that it left behind keeps.
+fn unrecorded(file: &LockFile) -> Result<Option<LivingHolder>, StoreError> {
+    Ok(taken_slot(file)?.map(|slot| {
+        let pids = keepers(0, slot, file);
+        let holder = pids.first().map(|pid| Holder::of_process(*pid));
+        LivingHolder { held: Held { holder, ..Held::default() }, pids }
+    }))
+}
+
+fn taken_slot(file: &LockFile) -> Result<Option<u32>, StoreError> {
+    file.taken_slot().with_context(|| format!("cannot look at {}", file.path()))
+}
+
+/// Returns when the file was last written, in milliseconds of Unix time; 0 if that is not known.
+fn written_unix_ms(file: &LockFile) -> u64 {
+    let written = file.file.metadata().and_then(|metadata| metadata.modified());
+    written.ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).map_or(0, millis)
 }
 
 /// Returns the living processes that keep a slot taken: lockrun, which had this pid, or if it is dead, all that have inherited the slot's
@@ -33,6 +76,20 @@ pub(super) fn key_in(state: &LockState, name: &str) -> Option<Key> {
     Key::new(state.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
+/// As [`key_in`], but also returns the key of a lock that is held although its record was lost: the one that was `asked` for, or the one
+/// that the name spells out.
+pub(super) fn key_of(
+    state: &LockState,
+    name: &str,
+    asked: Option<&Key>,
+    file: &LockFile,
+) -> Result<Option<Key>, StoreError> {
+    if state.key.is_empty() && taken_slot(file)?.is_some() {
+        return Ok(asked.cloned().or_else(|| directory::key_of(name)));
+    }
+    Ok(key_in(state, name))
+}
+
 /// Returns the status of one key, with the waiters that the kernel knows.
 pub(super) fn status(
     key: Key,
@@ -41,5 +98,22 @@ pub(super) fn status(
     file: &LockFile,
     waiters: &waiters::Waiters,
 ) -> Result<KeyStatus, StoreError> {
-    Ok(KeyStatus { waiters: waiters.of(file)?, ..from_state::status(key, state, facts) })
+    let mut status = KeyStatus { waiters: waiters.of(file)?, ..from_state::status(key, state, facts) };
+    if status.holders.is_empty() {
+        status.holders.extend(unrecorded(file)?.map(|it| HolderStatus {
+            who: it.held.holder.unwrap_or_default(),
+            // It has held the lock at least since then.
+            since_ms: written_unix_ms(file).min(status.now_ms),
+            has_lease: false,
+            expires_in: None,
+            fence: status.fence,
+            slot: None,
+            purpose: Purpose::Run,
+            is_shared: false,
+            value: None,
+            revoked: false,
+            token: None,
+        }));
+    }
+    Ok(status)
 }

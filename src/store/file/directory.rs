@@ -248,8 +248,13 @@ fn is_file_name(name: &str) -> bool {
         let is_hash = hash.len() == 32 && hash.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
         return start.len() == NAME_MAX / 2 && start.chars().all(is_written) && !start.starts_with('.') && is_hash;
     }
-    let key = percent_decode_str(name).decode_utf8().ok().and_then(|key| Key::new(key.as_ref().as_ref()).ok());
-    key.is_some_and(|key| file_name(&key) == name)
+    key_of(name).is_some()
+}
+
+/// Returns the key whose file has this name; `None` if the name is none of [`file_name`]'s, or does not spell out the key.
+pub(super) fn key_of(name: &str) -> Option<Key> {
+    let key = percent_decode_str(name).decode_utf8().ok()?;
+    Key::new(key.as_ref().as_ref()).ok().filter(|key| file_name(key) == name)
 }
 
 #[cfg(test)]
@@ -279,6 +284,14 @@ mod tests {
         assert_eq!(names.len(), keys.len());
         assert!(names.iter().all(|name| name.len() <= 255 && !name.contains('/')));
         assert!(names.iter().all(|name| is_file_name(name)), "{names:?}");
+    }
+
+    #[test]
+    fn a_name_spells_out_its_key() {
+        for key in ["nightly-report", "../../etc/x", ".", "a b", "ключ"] {
+            assert_eq!(key_of(&name(key)).as_ref().map(Key::as_str), Some(key));
+        }
+        assert_eq!(key_of(&name(&"x".repeat(201))), None);
     }
 
     #[test]

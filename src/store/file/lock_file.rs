@@ -189,6 +189,14 @@ impl LockFile {
         self.is_taken(byte_of(0), libc::F_RDLCK)
     }
 
+    /// Returns a slot that another run holds or shares, whatever the record says, if there is one.
+    pub(super) fn taken_slot(&self) -> nix::Result<Option<u32>> {
+        let slots = SLOTS..SLOTS + (1 << u32::BITS);
+        // Exclusive, to find shares, too: only taking such a lock needs a file that is open for writing.
+        let taken = self.conflict(slots, libc::F_WRLCK)?;
+        Ok(taken.and_then(|lock| u32::try_from(lock.l_start - SLOTS).ok()))
+    }
+
     /// Locks the record, to read or change it. Returns whether it was free.
     ///
     /// Until it is unlocked, this process must not close another descriptor of the file: that would unlock it, too.
@@ -214,9 +222,14 @@ impl LockFile {
     }
 
     fn is_taken(&self, byte: i64, kind: c_int) -> nix::Result<bool> {
-        let mut lock = bytes(byte..byte + 1, kind);
+        Ok(self.conflict(byte..byte + 1, kind)?.is_some())
+    }
+
+    /// Returns a lock of another open file that conflicts with one of this kind on these bytes, if there is one.
+    pub(super) fn conflict(&self, range: Range<i64>, kind: c_int) -> nix::Result<Option<libc::flock>> {
+        let mut lock = bytes(range, kind);
         fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-        Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+        Ok(Some(lock).filter(|lock| i32::from(lock.l_type) != libc::F_UNLCK))
     }
 
     /// Calls flock(2). Unlike nix's guard, this does not bind the lock to a value's lifetime, because COMMAND inherits the lock.

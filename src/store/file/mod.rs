@@ -204,7 +204,7 @@ impl Store for FileStore {
             let look = || {
                 let Some(file) = LockFile::open_to_look(&directory, &name)? else { return Ok(None) };
                 file.look(|state, facts| {
-                    let key = answers::key_in(state, &name);
+                    let key = answers::key_of(state, &name, key, &file)?;
                     key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
                 })
             };
@@ -221,7 +221,9 @@ impl Store for FileStore {
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
         let fences = fence.as_ref().map(slice::from_ref);
-        file.edit(|state, facts| Ok(answers::revoked(state.revoke(fences, by, now, facts).answer, &file, facts.now())))
+        file.edit(|state, facts| {
+            answers::revoked(state.revoke(fences, by, now, facts).answer, fence, &file, facts.now())
+        })
     }
 }
 
@@ -261,8 +263,8 @@ impl Prune for FileStore {
             counter.add(1);
             let remove = || {
                 let Some(file) = LockFile::open(&directory, &name)? else { return Ok(None) };
-                // A held lock is not pruned, so do not disturb its turnstile.
-                if file.slot_is_taken(0)? {
+                // A held lock is not pruned, so do not disturb its turnstile. The record may not name its holder.
+                if file.taken_slot()?.is_some() {
                     return Ok(None);
                 }
                 // The next run at the turnstile will find that the file has lost its name, and create a new one.

@@ -3,10 +3,9 @@
 
 use anyhow::Context;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 use uuid::Uuid;
 
-use super::lock_file::{LockFile, bytes};
+use super::lock_file::LockFile;
 use crate::store::StoreError;
 
 /// The first place, far behind the slots, and the number of places: so many that two runs hardly ever choose the same one.
@@ -41,10 +40,8 @@ impl LockFile {
         while found < most
             && let Some((start, end)) = ranges.pop()
         {
-            let mut lock = bytes(start..end, libc::F_WRLCK);
-            fcntl(self, FcntlArg::F_OFD_GETLK(&mut lock))?;
             // The kernel names one of the locks in the range; others may be on either side of it.
-            if i32::from(lock.l_type) != libc::F_UNLCK {
+            if let Some(lock) = self.conflict(start..end, libc::F_WRLCK)? {
                 found += 1;
                 let sides = [(start, lock.l_start), (lock.l_start + 1, end)];
                 ranges.extend(sides.into_iter().filter(|(start, end)| start < end));

@@ -3,11 +3,14 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::hand::{break_lock, is_held, status};
 use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
+use crate::support::steps::end_in_steps;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
@@ -99,6 +102,36 @@ fn a_daemon_does_not_keep_the_record_in_use() {
         send(daemon, Signal::SIGKILL);
         eventually(LONG, "the daemon is dead", || !is_alive(daemon));
         assert!(is_free(&store, "outliving"));
+    });
+}
+
+// ... or just before it frees its slot: the record says that the run has ended.
+#[test]
+fn a_daemon_that_keeps_a_slot_is_named() {
+    let store = Store::file();
+    let directory = TempDir::new().expect("a temporary directory");
+    let id = directory.path().join("id");
+    let script = format!("setsid sleep 600 >/dev/null 2>&1 & echo $! >{}; echo ready; read line || :", id.display());
+    let mut run = Lockrun::new(&store).key("outliving").sh(&script).with_open_input();
+    run.run.wait_for_line("ready");
+    let daemon = written(&id);
+    let mut is_recorded = false;
+    let (run, killed) = end_in_steps(run, |_, call| {
+        is_recorded |= call == libc::SYS_pwrite64;
+        is_recorded && call == libc::SYS_fcntl
+    });
+    assert!(killed, "its slot is not free");
+    run.wait_and_leave(|output| {
+        output.died_of(Signal::SIGKILL);
+        let told = status(&store, "outliving");
+        assert_eq!((&told["held"], &told["last"]["status"]), (&true.into(), &0.into()), "{told}");
+        assert_eq!(told["holders"][0]["pid"], daemon, "{told}");
+        break_lock(&store, "outliving", &[]).exited(75).said("stays with ").said(&format!("kill {daemon}\n"));
+        Lockrun::other("prune", &store).key("outliving").run().exited(75).printed("").said("it is held");
+        Lockrun::other("prune", &store).args(["--older-than", "0"]).run().exited(0).printed("").silent();
+        send(daemon, Signal::SIGKILL);
+        eventually(LONG, "the daemon is dead", || !is_alive(daemon));
+        assert!(!is_held(&store, "outliving") && is_free(&store, "outliving"));
     });
 }
 

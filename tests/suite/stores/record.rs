@@ -111,6 +111,13 @@ fn a_file_that_was_emptied_is_a_fresh_one() {
     fs::write(&path, "").expect("it is emptied");
     let output = Lockrun::new(&store).key("emptied").command(["echo", "ran"]).run().exited(75);
     output.printed("").said("a run that has left no name");
+    // It is not free to the other commands either, and they find its processes.
+    assert!(is_held(&store, "emptied"));
+    assert_eq!(all(&store)[0]["holders"][0]["pid"], holder.pid());
+    let pid = holder.pid().to_string();
+    break_lock(&store, "emptied", &[]).exited(75).said("stays with ").said(&pid);
+    break_lock(&store, "emptied", &["--fence", "1"]).exited(75).said("is not held under that fence").said(&pid);
+    Lockrun::other("prune", &store).key("emptied").run().exited(75).printed("").said("it is held");
     holder.end();
     assert!(is_free(&store, "emptied"));
 }
