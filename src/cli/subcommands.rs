@@ -196,7 +196,10 @@ impl Subcommand {
             OK,
             BAD_USAGE,
             STORE_FAILED,
-            ("75", "with KEY: the lock is held, withheld or waited for, or keeps a sequence or a --once-per"),
+            (
+                "75",
+                "with KEY: the lock is held, withheld or waited for, keeps a sequence or a --once-per, or cannot be removed yet",
+            ),
             FAILED,
         ];
         match self {

@@ -43,17 +43,18 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         return Ok(Outcome::StoreFailed);
     }
     match key {
-        Some(key) if pruned.found.is_empty() => Ok(report_not_pruned(&mut *store, &key)),
+        Some(key) if pruned.found.is_empty() => Ok(report_not_pruned(&mut *store, &key, span)),
         _ => Ok(Outcome::Printed),
     }
 }
 
-/// Prints why a key was not removed, if there is a reason besides its age, and returns the outcome.
-fn report_not_pruned(store: &mut dyn Backend, key: &Key) -> Outcome {
+/// Prints why a key was not removed that had to be unused for `span`, if there is a reason besides its age, and returns the outcome.
+fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outcome {
     let in_use = |store: &mut dyn Backend| -> Result<Option<&'static str>, StoreError> {
         let listing = store.list(Some(key))?;
         Ok(listing.found.first().and_then(|status| {
             let done = status.success.and_then(|success| success.until_unix_ms);
+            let is_ahead = |unix_ms: u64| unix_ms > status.now_ms;
             match status {
                 KeyStatus { holders, .. } if !holders.is_empty() => Some("it is held; lockrun status names the holder"),
                 KeyStatus { waiters, .. } if !waiters.is_empty() => Some("runs wait for it"),
@@ -61,7 +62,15 @@ fn report_not_pruned(store: &mut dyn Backend, key: &Key) -> Outcome {
                     Some("it is withheld after a failover; lockrun status says for how long")
                 }
                 KeyStatus { value: Some(_), .. } => Some("it keeps a sequence, which would begin anew"),
-                _ if done.is_some_and(|until_ms| until_ms > status.now_ms) => Some("its --once-per has not passed"),
+                _ if done.is_some_and(is_ahead) => Some("its --once-per has not passed"),
+                KeyStatus { last: Some(last), .. } if is_ahead(last.ended_ms) => {
+                    Some("by the store's clock its last run has not ended yet")
+                }
+                // It is there, or it would have no fence. Waiters that were killed and requests that were cancelled are not listed, but keep
+                // the key for a while.
+                KeyStatus { fence: 1.., .. } if span.is_zero() => Some(
+                    "its fencing token is ahead of the store's clock, or it was used a moment ago; try again later",
+                ),
                 _ => None,
             }
         }))

@@ -268,8 +268,12 @@ impl Prune for FileStore {
                     return Ok(None);
                 }
                 // The next run at the turnstile will find that the file has lost its name, and create a new one.
-                let entered = file.enter_within(RECORD_TIMEOUT)? == Turnstile::Entered;
-                if !entered || !file.has_its_name(&directory)? {
+                match file.enter_within(RECORD_TIMEOUT)? {
+                    Turnstile::Entered => {}
+                    Turnstile::Occupied => return Ok(None),
+                    Turnstile::Blocked => return Err(turnstile::blocked(&file, waiters::at_turnstile(&file))),
+                }
+                if !file.has_its_name(&directory)? {
                     return Ok(None);
                 }
                 file.look(|state, facts| {

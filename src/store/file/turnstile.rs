@@ -17,6 +17,8 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 use changes::Changes;
 
+pub(super) use blocked::blocked;
+
 /// The first and the last of the doubling pauses between looks after a change: the kernel reports that a file was closed just before it
 /// removes the closer's locks. If the kernel reports no changes, the last pause repeats.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));

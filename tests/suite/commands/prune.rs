@@ -1,11 +1,13 @@
 //! `lockrun prune`: removes keys that are free and have not been used for long.
 
 use std::fs::{self, File};
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::support::hand::{all, is_held, release, token, until_waiting};
-use crate::support::lock_file::path;
+use crate::support::lock_file::{self, path};
+use crate::support::records::set_last_run;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store, eventually};
 
@@ -62,6 +64,20 @@ on_every_store!(what_is_in_use_is_left_alone, |store| {
     assert_eq!(prune(store, &["--older-than", "0"]).exited(0).silent().stdout(), "busy\nshort\n");
 });
 
+// "With KEY: the lock ... cannot be removed yet": a key that stays is no success, whatever keeps it.
+on_every_store!(a_key_that_stays_is_reported, |store| {
+    Lockrun::new(store).key("stays").command(["true"]).run().exited(0);
+    let in_an_hour = SystemTime::now() + Duration::from_hours(1);
+    let in_an_hour = in_an_hour.duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_millis();
+    set_last_run(store, "stays", in_an_hour.try_into().expect("in this age"));
+    prune(store, &["stays"]).exited(75).printed("").said("\"stays\" is left alone").said("clock");
+    prune(store, &["--older-than", "0"]).exited(0).printed("").silent();
+    assert_eq!(names(store), ["stays"]);
+    set_last_run(store, "stays", 1);
+    prune(store, &["stays"]).exited(0).printed("stays\n").silent();
+    prune(store, &["stays"]).exited(0).printed("").silent();
+});
+
 // "Fence: each acquisition of a key gets a number greater than every earlier one", also of a key that was forgotten.
 on_every_store!(the_fence_grows_on, |store| {
     let fence = || {
@@ -115,4 +131,13 @@ fn a_hard_link_is_no_name() {
     waiter.run.wait_for_line("ready");
     Lockrun::new(&store).key("linked").command(["echo", "ran"]).run().exited(75).printed("").said("is held by");
     waiter.finish().exited(0).silent();
+}
+
+// The same for a fence that is ahead of the clock, after which the next one would be lower.
+#[test]
+fn a_fence_ahead_of_the_clock_is_reported() {
+    let store = Store::file();
+    Lockrun::new(&store).key("ahead").command(["true"]).run().exited(0);
+    lock_file::edit(&path(&store, "ahead"), |record| record["fence"] = (1_u64 << 53).into());
+    prune(&store, &["ahead"]).exited(75).printed("").said("\"ahead\" is left alone").said("fencing token");
 }

@@ -93,6 +93,22 @@ fn another_program_has_locked_the_file_of_a_lock_with_room() {
     }
 }
 
+// "A lock that ... is busy all the time ... is named on standard error; the others are pruned, and the status is 69."
+#[test]
+fn a_lock_that_cannot_be_pruned_is_named() {
+    let store = Store::file();
+    for key in ["busy", "idle"] {
+        Lockrun::new(&store).key(key).command(["true"]).run().exited(0);
+    }
+    let other = flock(&store, "busy");
+    let name = format!("pid {} ", other.pid());
+    let prune = Lockrun::other("prune", &store);
+    let one = prune.clone().key("busy").spawn();
+    let all = prune.args(["--older-than", "0"]).run();
+    all.exited(69).printed("idle\n").said("locks/busy").said(&name).said("flock(1)");
+    one.wait().exited(69).printed("").said("locks/busy").said(&name);
+}
+
 // "The first waiter gives up its turn when Ctrl-Z stops it or when it is killed, but not when a STOP signal stops it": runs that do not wait
 // then fail, and say what is in the way.
 #[test]
