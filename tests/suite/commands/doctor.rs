@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::failover::Service;
@@ -311,6 +312,16 @@ fn a_directory_that_is_missing() {
         finds(&output, "ok", &[words]);
     }
     assert!(!output.stdout().contains("doctor-"), "{output}");
+    assert_eq!(fs::read_dir(parent.path()).expect("ours").count(), 0, "what was tried is gone");
+}
+
+// "It changes nothing but a lock of its own": also if it is interrupted just after it has created a directory in place of the missing one.
+#[test]
+fn a_doctor_of_a_missing_directory_is_interrupted() {
+    let parent = own_directory();
+    let url = format!("file:{}", parent.path().join("locks").display());
+    let trace = "exec strace -qqq -o /dev/null -e trace=mkdir,mkdirat -e inject=mkdir,mkdirat:signal=TERM \"$@\"";
+    call(&url).in_shell(trace).alone().died_of(Signal::SIGTERM);
     assert_eq!(fs::read_dir(parent.path()).expect("ours").count(), 0, "what was tried is gone");
 }
 

@@ -23,7 +23,7 @@ use crate::sys::deferred::deferred;
 pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic> {
     match Directory::open(named, access) {
         Ok(Some(directory)) => look_at(&directory, users(&directory)),
-        Ok(None) => missing(named, access).unwrap_or_else(|error| vec![unusable(&error)]),
+        Ok(None) => deferred(|| missing(named, access)).unwrap_or_else(|error| vec![unusable(&error)]),
         Err(error) => vec![unusable(&error)],
     }
 }
