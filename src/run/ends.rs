@@ -13,6 +13,7 @@ use super::start::NotStarted;
 use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, StopReason, why_not_executed};
+use crate::sys::wait::why_no_timer;
 use crate::text::escape::{escaped, word_without_credentials};
 
 /// The most stuck processes that a message names.
@@ -65,10 +66,7 @@ impl Run<'_> {
             ),
             StartFailure::Orphaned => "lockrun itself was killed; the command was not started".to_owned(),
             StartFailure::NoTimer(errno) => {
-                let why = match errno {
-                    Errno::EAGAIN => "too many signals are pending for this user; raise the limit (ulimit -i)",
-                    errno => errno.desc(),
-                };
+                let why = why_no_timer(errno);
                 format!("cannot create the timer that ends {program} with its lease: {why}")
             }
             StartFailure::Preparing(errno) => {

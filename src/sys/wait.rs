@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::raw::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -87,9 +88,8 @@ struct Interruptions {
 const ALARM_AGAIN: Duration = Duration::from_millis(20);
 
 impl Interruptions {
-    /// Sets the alarm to `until`, if that is given, and installs the signal handlers.
-    fn start(until: Option<Moment>, signals: &Signals) -> nix::Result<Self> {
-        let deadline = until.map(alarm).transpose()?;
+    /// Installs the signal handlers. The alarm of the deadline, if there is one, has been set.
+    fn start(deadline: Option<Timer>, signals: &Signals) -> nix::Result<Self> {
         FIRST_SIGNAL.store(0, Ordering::Relaxed);
         let mut action = plain_action();
         let mut mask = signals.inherited_mask();
@@ -138,6 +138,14 @@ fn alarm(first: Moment) -> nix::Result<Timer> {
     let first = TimeSpec::from(first.since_boot().max(Duration::from_nanos(1)));
     timer.set(Expiration::IntervalDelayed(first, TimeSpec::from(ALARM_AGAIN)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
     Ok(timer)
+}
+
+/// Returns why no timer could be created, and what to do about it.
+pub fn why_no_timer(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EAGAIN => "too many signals are pending for this user; raise the limit (ulimit -i)",
+        errno => errno.desc(),
+    }
 }
 
 /// Returns an action with an empty mask and no flags, in particular without `SA_RESTART`, so that the call is interrupted.
@@ -250,7 +258,7 @@ impl<'a> Waiter<'a> {
     }
 
     /// Runs `call`, a system call that may block, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed, or a signal comes
-    /// that would terminate lockrun. Even if a signal is returned, the call may have succeeded.
+    /// that would terminate lockrun. Even if a signal is returned, the call may have succeeded. Also fails if no timer can be created.
     ///
     /// Meanwhile Ctrl-Z stops lockrun like any process, so this is only for waits that leave nothing behind when lockrun is stopped.
     pub fn wait_in_call(
@@ -258,7 +266,7 @@ impl<'a> Waiter<'a> {
         until: Option<Moment>,
         observer: &mut dyn WaitObserver,
         call: impl FnMut() -> nix::Result<()>,
-    ) -> nix::Result<WakeReason> {
+    ) -> io::Result<WakeReason> {
         let Some(every) = observer.tick_every() else { return self.call(until, call) };
         // Ticks come from a thread, in which all signals are blocked: interrupting the call for each tick would lose its place in the
         // kernel's queue.
@@ -277,8 +285,11 @@ impl<'a> Waiter<'a> {
         })
     }
 
-    fn call(&self, until: Option<Moment>, mut call: impl FnMut() -> nix::Result<()>) -> nix::Result<WakeReason> {
-        let interruptions = Interruptions::start(until, self.signals)?;
+    fn call(&self, until: Option<Moment>, mut call: impl FnMut() -> nix::Result<()>) -> io::Result<WakeReason> {
+        let no_timer =
+            |errno| io::Error::other(format!("cannot create the timer that ends the wait: {}", why_no_timer(errno)));
+        let deadline = until.map(alarm).transpose().map_err(no_timer)?;
+        let interruptions = Interruptions::start(deadline, self.signals)?;
         let result = loop {
             if let Some(signal) = Interruptions::signal() {
                 break Ok(WakeReason::Signal(signal));

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::resource::Resource;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
@@ -151,6 +152,19 @@ fn an_ignored_signal_ends_no_wait() {
     holder.end();
     first.wait().exited(0).printed("first\n").silent();
     waiter.wait().exited(0).printed(&alone.stdout()).silent();
+}
+
+// A wait that cannot be limited, because this user has too many pending signals for another timer, says so.
+#[test]
+fn a_limit_on_pending_signals() {
+    let store = Store::file();
+    let holder = Holder::new(&store, "signals");
+    let first = wait_for(&store, "signals", "first", 1);
+    let limited = Birth { limits: vec![(Resource::RLIMIT_SIGPENDING, 0, 0)], ..Birth::default() };
+    let call = Lockrun::new(&store).key("signals").arg("--wait=1h").birth(limited).command(["echo", "ran"]);
+    call.run().exited(69).printed("").said("cannot create the timer that ends the wait").said("ulimit -i");
+    holder.end();
+    first.wait().exited(0).printed("first\n").silent();
 }
 
 // A message that no one can read any more ends no wait, wherever in the queue.
