@@ -295,9 +295,9 @@ fn id_of(stat: &FileStat) -> (dev_t, ino_t) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Fails if this process may not write files that are long enough: a record that was written once could otherwise not be written again
-/// at the end of the run.
-fn check_limit(path: &str) -> Result<(), StoreError> {
+/// Fails if this process may not write files that are long enough for the record at `path`: it could perhaps be written once, but not again
+/// at the end of the run; and writing it would terminate a process that leaves SIGXFSZ at its default.
+pub(super) fn check_limit(path: &str) -> Result<(), StoreError> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
     if limit < copies::LEAST_SIZE {
         bail!(

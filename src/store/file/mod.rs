@@ -89,10 +89,12 @@ impl FileStore {
         Directory::open_or_create(self.directory.as_deref(), &self.access)
     }
 
-    /// Returns the lock file of `key`, if it exists.
+    /// Returns the lock file of `key`, if it exists, to change its record.
     fn lock_file(&self, key: &Key) -> Result<Option<LockFile>, StoreError> {
         let Some(directory) = self.directory()? else { return Ok(None) };
-        LockFile::open(&directory, &directory::file_name(key))
+        let Some(file) = LockFile::open(&directory, &directory::file_name(key))? else { return Ok(None) };
+        lock_file::check_limit(file.path())?;
+        Ok(Some(file))
     }
 }
 

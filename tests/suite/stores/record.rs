@@ -252,6 +252,15 @@ fn a_limit_on_file_sizes() {
     }
     let reserved = reserve(&store, "1").birth(limited(1024)).command(["echo", "ran"]).run();
     reserved.exited(69).printed("").said("ulimit -f");
+    // The same for a lock by hand, which stays as it is.
+    let ours = token(&store, "hand", &["--ttl", "none"]);
+    for (word, options) in
+        [("renew", &["--token", &*ours, "--ttl", "1h"][..]), ("release", &["--token", &ours]), ("break", &[])]
+    {
+        let call = Lockrun::other(word, &store).key("hand").args(options).birth(limited(1024));
+        call.run().exited(69).printed("").said("ulimit -f").said("locks/hand");
+    }
+    release(&store, "hand", &ours).exited(0).silent();
 }
 
 // "One enum holds every way a run can end": if the end of a run cannot be recorded, the lock is free, a message says so and what is lost,
