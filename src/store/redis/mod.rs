@@ -202,7 +202,7 @@ impl RedisStore {
         for key in KEYS {
             command.arg(format!("{base}{key}"));
         }
-        command.arg(failover).take()
+        command.arg(failover).arg(self.server.database).take()
     }
 
     /// Returns the same with a token as the script's first argument.

@@ -29,9 +29,16 @@
 --       8 sequence  hash: last -> the value used last, place -> how many steps it is from the beginning, fence -> of the run
 --                   that used it; never expires
 --       9 failover  see `failover.lua`; only where failovers can happen
+-- ARGV  first       the number of the database where the keys are; it is removed here, so each script counts its own from 1
 
 -- `script.rs` sends `C(` for each call, and shorter names.
 local C = redis.call
+-- A script travels with the connection's SELECT, and runs even if the server rejects that. So it selects the database itself:
+-- otherwise it would change another database's locks.
+local database = table.remove(ARGV, 1)
+if database ~= '0' then
+  redis.call('SELECT', database)
+end
 local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
 -- How long an expired lease is remembered, in ms.

@@ -6,6 +6,9 @@ use super::server::Server;
 use crate::store::redis::KEYS;
 use crate::store::redis::script::{ACQUIRE, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
 
+/// The database of a history.
+const DATABASE: u32 = 0;
+
 /// The scripts on a server, by their hashes.
 pub(super) struct Scripts {
     pub(super) acquire: String,
@@ -42,7 +45,7 @@ impl Scripts {
 /// Returns the command that runs a script at `now`, on behalf of the waiter that `asks`, if any.
 pub(super) fn run(script: &str, args: &[String], asks: &str, now: u64) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
-    command.arg(script).arg(KEYS.len()).arg(&KEYS[..]).arg(args).arg(asks).arg(now).take()
+    command.arg(script).arg(KEYS.len()).arg(&KEYS[..]).arg(DATABASE).arg(args).arg(asks).arg(now).take()
 }
 
 /// Returns the text that is sent to a server.

@@ -1,8 +1,8 @@
 -- Makes a waiter fall silent: it is stopped, cut off, or dead.
 --
--- ARGV  1 token
+-- ARGV  2 token
 
-local token = ARGV[1]
+local token = ARGV[2]
 server.call('SADD', SILENT, token)
 if not server.call('ZSCORE', HOLDERS, token) then
   server.call('ZADD', HEARTBEATS, number(NOW + LATE), token)
