@@ -84,26 +84,35 @@ impl Connection {
 
     /// Waits for the answers to `commands`, which were sent. Fails as [`Connection::request_all`] does.
     pub(super) fn receive_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
-        let answer = |command| match self.receive(command, deadline) {
-            Err(refused @ Failure::Refused { .. }) => Ok(Err(refused)),
-            answer => answer.map(Ok),
-        };
-        commands.iter().map(answer).collect()
-    }
-
-    /// Waits for the answer to `command`, which was sent.
-    pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
-        self.stream.set_deadline(deadline);
-        let mut refused = None;
-        for step in std::mem::take(&mut self.unanswered_introduction) {
-            if let Answer::Error(error) = self.answer()? {
-                refused.get_or_insert(Failure::refused(&step, error));
+        let mut replies = Replies::with_capacity(commands.len());
+        for command in commands {
+            match self.receive(command, deadline) {
+                Err(refused @ Failure::Refused { .. }) => replies.push(Err(refused)),
+                Err(unread) => return Err(unread_after(replies.pop().and_then(Result::err), unread)),
+                Ok(reply) => replies.push(Ok(reply)),
             }
         }
-        match (self.answer()?, refused) {
-            (_, Some(refused)) => Err(refused),
-            (Answer::Error(error), None) => Err(Failure::refused(command, error)),
-            (Answer::Value(reply), None) => Ok(reply),
+        Ok(replies)
+    }
+
+    /// Waits for the answer to `command`, which was sent. If the server has rejected our introduction, fails for that reason,
+    /// whatever it answers to the command.
+    pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        self.stream.set_deadline(deadline);
+        let mut rejection: Option<Failure> = None;
+        for step in std::mem::take(&mut self.unanswered_introduction) {
+            match self.answer() {
+                Ok(Answer::Value(_)) => {}
+                Ok(Answer::Error(error)) => rejection = rejection.or_else(|| Some(Failure::refused(&step, error))),
+                Err(unread) => return Err(unread_after(rejection, unread)),
+            }
+        }
+        match (self.answer(), rejection) {
+            (Err(unread), rejection) => Err(unread_after(rejection, unread)),
+            (Ok(Answer::Value(reply)), None) => Ok(reply),
+            (Ok(Answer::Value(_)), Some(rejection)) => Err(rejection),
+            (Ok(Answer::Error(error)), None) => Err(Failure::refused(command, error)),
+            (Ok(Answer::Error(error)), Some(rejection)) => Err(rejection.followed_by(Failure::refused(command, error))),
         }
     }
 
@@ -117,8 +126,52 @@ impl Connection {
     }
 }
 
+/// Returns why an answer could not be read after this `rejection`. A server that accepts no more clients says so once, and closes
+/// the connection.
+fn unread_after(rejection: Option<Failure>, unread: Failure) -> Failure {
+    rejection.filter(Failure::cannot_have_run).unwrap_or(unread)
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::net::scripted;
+    use crate::store::{Address, Claim, IfHeld};
+
+    #[test]
+    fn a_rejection_says_whether_the_request_may_have_run() {
+        const MINE: &str = "*5\r\n:1\r\n$1\r\n7\r\n:0\r\n$0\r\n\r\n$0\r\n";
+        // The answers to AUTH, SELECT and the script.
+        for (answers, why, nothing_to_cancel) in [
+            (&["-WRONGPASS no", "-NOAUTH no", "-NOAUTH no"][..], "rejects AUTH: WRONGPASS", true),
+            (&["-WRONGPASS no", "-NOAUTH no", "-ERR Protocol error: unauthenticated bulk length"], "AUTH", true),
+            // A password that the server does not want.
+            (&["-ERR called without any password", "+OK", MINE], "rejects AUTH", false),
+            (&["+OK", "-ERR DB index", "-ERR DB index script: 0, on @user_script:1."], "rejects SELECT", true),
+            (&["-DENIED protected mode"], "DENIED", true),
+            (&["-ERR max number of clients reached"], "max number", true),
+            (&["-WRONGPASS no"], "closed the connection", false),
+            (&["+OK", "+OK", "-NOPERM User a may not run 'eval'"], "NOPERM", true),
+            (&["+OK", "+OK", "-NOPERM User a may not run 'zadd' script: 0, on @user_script:9."], "NOPERM", false),
+            (&["+OK", "+OK", "-OOM no script: 0, on @user_script:9."], "OOM", false),
+            // A server of another kind.
+            (&["-ERR called without any password", "-ERR unknown command", "-ERR unknown command"], "EVAL", true),
+        ] {
+            let mut store =
+                Address::parse("redis://:pw@h/3").expect("is a URL").open(Duration::from_secs(1)).expect("opens");
+            let answers: String = answers.iter().flat_map(|answer| [*answer, "\r\n"]).collect();
+            let failed = scripted::with([answers.clone().into_bytes()], || {
+                store.try_acquire(&Claim::example(), IfHeld::Leave).expect_err("it is rejected")
+            });
+            assert!(failed.error.to_string().contains(why), "{answers:?}: {:#}", failed.error);
+            assert_eq!(failed.nothing_to_cancel, nothing_to_cancel, "{answers:?}: {:#}", failed.error);
+        }
     }
 }

@@ -36,6 +36,17 @@ const TRANSIENT: [&str; 13] = [
 /// The codes that say that a hash slot of a cluster is on another server, or on its way there.
 const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 
+/// The beginnings of errors by which a server rejects a request that it does not look at: it accepts no such client, or none
+/// at all; the client has not logged in, lacks the right, or sent a command that the server does not have.
+const UNREAD: [&str; 6] = [
+    "DENIED",
+    "ERR max number of clients",
+    "NOAUTH",
+    "ERR Protocol error: unauthenticated ",
+    "NOPERM",
+    "ERR unknown command",
+];
+
 /// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -68,6 +79,8 @@ pub(super) enum Failure {
         command: String,
         /// The server's words.
         error: String,
+        /// Whether it may have run the request all the same.
+        may_have_run: bool,
     },
 }
 
@@ -99,7 +112,30 @@ impl Failure {
             quoted = error.find(['\'', '"', '`']);
         }
         error.truncate(quoted.unwrap_or(error.len()));
-        Failure::Refused { command: name, error: error.trim_end().to_owned() }
+        let may_have_run = !is_unread(&error);
+        Failure::Refused { command: name, error: error.trim_end().to_owned(), may_have_run }
+    }
+
+    /// Returns the failure of a request whose introduction was rejected in this way, and which was then rejected itself.
+    pub(super) fn followed_by(self, own: Failure) -> Self {
+        // Then nothing else is worth mending.
+        if own.is_of_another_kind_of_server() {
+            return own;
+        }
+        match self {
+            Failure::Refused { command, error, .. } => {
+                // A script selects its database before anything else.
+                let may_have_run = command != "SELECT" && !own.cannot_have_run();
+                Failure::Refused { command, error, may_have_run }
+            }
+            failure => failure,
+        }
+    }
+
+    /// Returns whether the server lacks the command by which this kind of store is used.
+    fn is_of_another_kind_of_server(&self) -> bool {
+        let Failure::Refused { command, error, .. } = self else { return false };
+        matches!(command.as_str(), "EVAL" | "CLUSTER" | "SENTINEL") && error.contains("unknown command")
     }
 
     /// Returns the failure of the confirmation of an answer.
@@ -127,9 +163,13 @@ impl Failure {
         matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
     }
 
-    /// Returns whether no server has seen the request.
-    pub(super) fn is_unasked(&self) -> bool {
-        matches!(self, Failure::Unreachable(_) | Failure::BadCertificate(_) | Failure::NoPrimary { .. })
+    /// Returns whether no server has run any part of the request, or will.
+    pub(super) fn cannot_have_run(&self) -> bool {
+        match self {
+            Failure::Unreachable(_) | Failure::BadCertificate(_) | Failure::NoPrimary { .. } => true,
+            Failure::Refused { may_have_run, .. } => !may_have_run,
+            _ => false,
+        }
     }
 
     /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
@@ -172,7 +212,7 @@ impl Failure {
             Failure::NoPrimary { why, .. } => anyhow!("{why}"),
             Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Refused { command, error } => explain_refusal(command, error, server),
+            Failure::Refused { command, error, .. } => explain_refusal(command, error, server),
         }
     }
 }
@@ -238,6 +278,12 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// Returns whether this error says that the server has not run the request, nor a part of it. A script that ran is named in the
+/// errors of its own commands.
+fn is_unread(error: &str) -> bool {
+    UNREAD.iter().any(|beginning| error.starts_with(beginning)) && !error.contains("user_script")
 }
 
 /// Returns whether an error has this code, also if it came while a script ran, because older servers wrap that.

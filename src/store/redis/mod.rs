@@ -155,7 +155,7 @@ impl RedisStore {
         RequestError {
             error: failure.explain(&self.server),
             trouble: if failure.is_transient() { Trouble::Unavailable } else { Trouble::Permanent },
-            nothing_to_cancel: failure.is_unasked() && !self.in_flight,
+            nothing_to_cancel: failure.cannot_have_run() && !self.in_flight,
         }
     }
 

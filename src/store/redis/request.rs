@@ -85,12 +85,12 @@ impl RedisStore {
     /// Runs a script on the present server; sends its text if the server rejects the hash.
     fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         match self.send(script, deadline) {
-            Err(Failure::Refused { command, error }) => match script::in_full(script, &error) {
+            Err(Failure::Refused { command, error, may_have_run }) => match script::in_full(script, &error) {
                 Some(full) => {
                     self.contact = Contact::Answered;
                     self.send(&full, deadline)
                 }
-                None => Err(Failure::Refused { command, error }),
+                None => Err(Failure::Refused { command, error, may_have_run }),
             },
             reply => reply,
         }

@@ -1,5 +1,7 @@
 //! Requests that Redis rejects, for ever or for a while, and answers that no script gives.
 
+use std::os::unix::net::UnixStream;
+
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -136,6 +138,32 @@ on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
     run.finish().exited(0).silent();
     assert!(is_free(store, "bounds"), "held by a run that has ended");
 });
+
+// A lock that no lease would end may be left only by a request that the server has run.
+#[test]
+fn a_request_that_is_rejected_unread_leaves_nothing() {
+    let redis = Redis::with_password("pw");
+    redis.ask(&["ACL", "SETUSER", "weak", "on", ">pw", "~*", "+@all", "-eval", "-evalsha"]);
+    for (user, why) in [("", "requires a password"), (":wrong@", "WRONGPASS"), ("weak:pw@", "lacks rights")] {
+        let url = redis.url().replacen("://", &format!("://{user}"), 1);
+        let call = Lockrun::at(&url).key("unread").args(["--ttl", "none"]);
+        let output = call.command(["echo", "ran"]).run().exited(69).printed("").said(why);
+        assert!(!output.stderr().contains("lockrun break"), "{output}");
+    }
+}
+
+// "What failed, on what, what it means, what to do": also if the server says it once, before it has read the password, and closes the
+// connection.
+#[test]
+fn a_server_with_too_many_clients() {
+    let redis = Redis::with_password("pw");
+    let _last = UnixStream::connect(redis.socket()).expect("it listens");
+    redis.ask(&["CONFIG", "SET", "maxclients", "1"]);
+    let url = redis.url().replacen("://", "://:pw@", 1);
+    let call = Lockrun::at(&format!("{url}/3")).key("many").args(["--ttl", "none"]);
+    let output = call.command(["echo", "ran"]).run().exited(69).printed("").said("max number of clients reached");
+    assert!(!output.stderr().contains("lockrun break"), "{output}");
+}
 
 // "69: the store refuses us": a user who may do everything but wait gets an error, and the server is not asked again and again.
 on_redis!(a_user_who_may_not_wait, |store, redis| {

@@ -107,7 +107,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let mut session = Session { connection, timeout: store.timeout };
 
     let hello = match server::ask(&mut session) {
-        Err(Failure::Refused { command, error }) if command == "SELECT" && error.starts_with("NOPERM") => {
+        Err(Failure::Refused { command, error, .. }) if command == "SELECT" && error.starts_with("NOPERM") => {
             let mut missing = Missing::default();
             missing.note("select", &error);
             diagnostics.extend(missing.diagnostics(&server));

@@ -48,7 +48,9 @@ impl Hello {
 pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     match session.ask(redis::cmd("HELLO").arg(2)) {
         Ok(reply) => Ok(Some(Hello::read(&reply))),
-        Err(Failure::Refused { command, error }) if command == "HELLO" && error.contains("unknown command") => Ok(None),
+        Err(Failure::Refused { command, error, .. }) if command == "HELLO" && error.contains("unknown command") => {
+            Ok(None)
+        }
         Err(failure) => Err(failure),
     }
 }
