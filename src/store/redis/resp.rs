@@ -100,10 +100,11 @@ impl Answers {
         self.spend(end + size_of::<Value>())?;
         let line = self.take(end);
         self.take(2);
-        let line = String::from_utf8(line).map_err(|_| Unread::Protocol)?;
-        match line.as_bytes() {
-            [kind, ..] if kind.is_ascii() => Ok((*kind, line[1..].to_owned())),
-            _ => Err(Unread::Protocol),
+        match line.split_first() {
+            // An error may quote what the server was sent, cut inside a character.
+            Some((b'-', error)) => Ok((b'-', String::from_utf8_lossy(error).into_owned())),
+            Some((kind, rest)) => Ok((*kind, str::from_utf8(rest).map_err(|_| Unread::Protocol)?.to_owned())),
+            None => Err(Unread::Protocol),
         }
     }
 
@@ -197,6 +198,10 @@ mod tests {
             }
         }
         assert_eq!(read(b"-ERR it's\r\n").expect("is read"), Answer::Error("ERR it's".into()));
+        // A quotation that was cut inside a character.
+        let cut = read(b"-ERR unknown command 'x', with args beginning with: '\xd0\xb6\xd0' \r\n").expect("is read");
+        let error = "ERR unknown command 'x', with args beginning with: '\u{436}\u{fffd}' ";
+        assert_eq!(cut, Answer::Error(error.into()));
     }
 
     #[test]
