@@ -53,7 +53,7 @@ pub enum Progress {
 enum Step {
     LookUp(LookUp),
     /// To one address after another: the present socket, until when to wait for it, and the remaining addresses.
-    Connect(TcpStream, Moment, vec::IntoIter<IpAddr>),
+    Connect(TcpStream, Moment, Remaining),
     Handshake(Box<ClientConnection>, DeadlineSocket),
     Connected(Stream),
 }
@@ -71,10 +71,13 @@ impl Dialing {
                 let socket = Socket::Unix(dial_unix(path, deadline)?);
                 (Step::Connected(Stream::Plain(DeadlineSocket::new(socket, deadline))), 0)
             }
-            Endpoint::Tcp { host, port, .. } => match look_up(host, deadline)? {
-                Resolving::Done(addresses) => (first_of(addresses.into_iter(), *port, deadline)?, *port),
-                Resolving::Pending(look_up) => (Step::LookUp(look_up), *port),
-            },
+            Endpoint::Tcp { host, port, .. } => {
+                let step = match look_up(host, deadline)? {
+                    Resolving::Done(addresses) => Remaining::new(addresses).connect(*port, deadline)?,
+                    Resolving::Pending(look_up) => Step::LookUp(look_up),
+                };
+                (step, *port)
+            }
         };
         Ok(Dialing { step, port, deadline })
     }
@@ -109,7 +112,7 @@ impl Dialing {
         self.deadline = deadline;
         match &mut self.step {
             Step::LookUp(look_up) => look_up.set_deadline(deadline),
-            Step::Connect(_, until, others) if others.len() == 0 => *until = deadline,
+            Step::Connect(_, until, others) if others.addresses.len() == 0 => *until = deadline,
             Step::Connect(..) => {}
             Step::Handshake(_, socket) => socket.set_deadline(deadline),
             Step::Connected(stream) => stream.set_deadline(deadline),
@@ -125,14 +128,14 @@ impl Dialing {
     }
 
     /// Continues once the event has come or [`Dialing::due`] has passed. Uses TLS if `tls` is given.
-    pub fn go_on(self, tls: Option<&Tls>) -> io::Result<Progress> {
-        let Dialing { mut step, port, deadline } = self;
+    pub fn go_on(mut self, tls: Option<&Tls>) -> io::Result<Progress> {
+        let (port, deadline) = (self.port, self.deadline);
         loop {
-            step = match step {
+            self.step = match self.step {
                 Step::LookUp(look_up) => match look_up.go_on()? {
-                    Resolving::Done(addresses) => first_of(addresses.into_iter(), port, deadline)?,
+                    Resolving::Done(addresses) => Remaining::new(addresses).connect(port, deadline)?,
                     Resolving::Pending(look_up) => {
-                        return Ok(Progress::Pending(Dialing { step: Step::LookUp(look_up), port, deadline }));
+                        return Ok(Progress::Pending(Dialing { step: Step::LookUp(look_up), ..self }));
                     }
                 },
                 Step::Connect(socket, until, others) => match is_connected(&socket) {
@@ -145,24 +148,16 @@ impl Dialing {
                         }
                     }
                     Ok(false) if Moment::now() < until => {
-                        return Ok(Progress::Pending(Dialing {
-                            step: Step::Connect(socket, until, others),
-                            port,
-                            deadline,
-                        }));
+                        return Ok(Progress::Pending(Dialing { step: Step::Connect(socket, until, others), ..self }));
                     }
-                    Ok(false) => next_of(others, port, deadline, timed_out())?,
-                    Err(error) => next_of(others, port, deadline, error)?,
+                    Ok(false) => others.after(timed_out()).connect(port, deadline)?,
+                    Err(error) => others.after(error).connect(port, deadline)?,
                 },
                 Step::Handshake(mut session, mut socket) => {
                     if Tls::continue_handshake(&mut session, &mut socket)? {
                         Step::Connected(Stream::of_session(*session, socket))
                     } else {
-                        return Ok(Progress::Pending(Dialing {
-                            step: Step::Handshake(session, socket),
-                            port,
-                            deadline,
-                        }));
+                        return Ok(Progress::Pending(Dialing { step: Step::Handshake(session, socket), ..self }));
                     }
                 }
                 Step::Connected(stream) => return Ok(Progress::Done(stream)),
@@ -171,25 +166,46 @@ impl Dialing {
     }
 }
 
-/// Starts connecting to the first of these addresses.
-fn first_of(addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment) -> io::Result<Step> {
-    next_of(addresses, port, deadline, io::Error::new(io::ErrorKind::NotFound, "its name has no address"))
+/// The addresses of a host that were not tried yet.
+struct Remaining {
+    addresses: vec::IntoIter<IpAddr>,
+    /// Why the host cannot be reached if none of these can: of the errors of the others, the one that says most.
+    error: Option<io::Error>,
 }
 
-/// Starts connecting to the next address. If none is left, fails with the error of the `last` one.
-fn next_of(mut addresses: vec::IntoIter<IpAddr>, port: u16, deadline: Moment, mut last: io::Error) -> io::Result<Step> {
-    while let Some(address) = addresses.next() {
-        match begin_connecting(SocketAddr::new(address, port)) {
-            Ok(socket) => {
-                let now = Moment::now();
-                // An unresponsive address must leave time for the remaining ones.
-                let share = deadline.since(now) / u32::try_from(addresses.len() + 1).unwrap_or(u32::MAX);
-                return Ok(Step::Connect(socket, now + share, addresses));
-            }
-            Err(error) => last = error,
-        }
+impl Remaining {
+    /// Takes all addresses of a host.
+    fn new(addresses: Vec<IpAddr>) -> Self {
+        Remaining { addresses: addresses.into_iter(), error: None }
     }
-    Err(last)
+
+    /// Notes why another address failed. That this machine has no way to it says nothing about the host: on one without IPv6, each
+    /// IPv6 address fails so.
+    fn after(self, error: io::Error) -> Self {
+        let is_ours = matches!(
+            error.raw_os_error().map(Errno::from_raw),
+            Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT)
+        );
+        let error = if is_ours { self.error.unwrap_or(error) } else { error };
+        Remaining { error: Some(error), ..self }
+    }
+
+    /// Starts connecting to the next address. Fails if none is left.
+    fn connect(mut self, port: u16, deadline: Moment) -> io::Result<Step> {
+        while let Some(address) = self.addresses.next() {
+            match begin_connecting(SocketAddr::new(address, port)) {
+                Ok(socket) => {
+                    let now = Moment::now();
+                    // An unresponsive address must leave time for the remaining ones.
+                    let share = deadline.since(now) / u32::try_from(self.addresses.len() + 1).unwrap_or(u32::MAX);
+                    return Ok(Step::Connect(socket, now + share, self));
+                }
+                Err(error) => self = self.after(error),
+            }
+        }
+        let nowhere = || io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+        Err(self.error.unwrap_or_else(nowhere))
+    }
 }
 
 fn begin_connecting(address: SocketAddr) -> io::Result<TcpStream> {
@@ -241,30 +257,49 @@ mod tests {
 
     use super::*;
 
+    /// Connects to the first of these addresses that accepts.
+    fn connect(addresses: Vec<IpAddr>, port: u16) -> io::Result<Stream> {
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let step = Remaining::new(addresses).connect(port, deadline)?;
+        let mut dialing = Dialing { step, port, deadline };
+        loop {
+            match dialing.go_on(None)? {
+                Progress::Done(stream) => return Ok(stream),
+                Progress::Pending(pending) => dialing = pending,
+            }
+        }
+    }
+
     #[test]
     fn an_address_that_refuses_is_passed_over() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("its address").port();
         let addresses = vec![Ipv4Addr::new(127, 0, 0, 2).into(), Ipv4Addr::LOCALHOST.into()];
-        let deadline = Moment::now() + Duration::from_mins(1);
-        let mut dialing =
-            Dialing { step: first_of(addresses.into_iter(), port, deadline).expect("begins"), port, deadline };
-        let stream = loop {
-            match dialing.go_on(None).expect("goes on") {
-                Progress::Done(stream) => break stream,
-                Progress::Pending(pending) => dialing = pending,
-            }
-        };
-        assert!(stream.is_local());
+        assert!(connect(addresses, port).expect("one accepts").is_local());
+    }
+
+    #[test]
+    fn what_the_host_says_counts_more_than_that_there_is_no_way_to_it() {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|it| it.local_addr()).expect("a free port");
+        // TCP has no way to a broadcast address.
+        let (refuses, unreachable) = (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::BROADCAST.into());
+        for (addresses, kind) in [
+            (vec![refuses, unreachable], io::ErrorKind::ConnectionRefused),
+            (vec![unreachable, refuses], io::ErrorKind::ConnectionRefused),
+            (vec![unreachable, unreachable], io::ErrorKind::NetworkUnreachable),
+        ] {
+            let error = connect(addresses.clone(), free.port()).err().expect("nobody listens");
+            assert_eq!(error.kind(), kind, "{addresses:?}: {error}");
+        }
     }
 
     #[test]
     fn no_address_and_no_listener_are_failures() {
-        let deadline = Moment::now() + Duration::from_mins(1);
-        let none = first_of(Vec::new().into_iter(), 1, deadline).err().expect("there is none");
+        let none = connect(Vec::new(), 1).err().expect("there is none");
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|it| it.local_addr()).expect("a free port");
         let nobody = Endpoint::Tcp { host: "127.0.0.1".into(), port: free.port(), tls: None };
+        let deadline = Moment::now() + Duration::from_mins(1);
         let refused = dial(&nobody, None, deadline).err().expect("nobody listens");
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
