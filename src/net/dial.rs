@@ -38,6 +38,8 @@ pub fn dial(endpoint: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Res
 /// A connection in progress, which never blocks.
 pub struct Dialing {
     step: Step,
+    /// The host and the port; an empty host and 0 for a Unix socket.
+    host: String,
     port: u16,
     deadline: Moment,
 }
@@ -64,22 +66,22 @@ impl Dialing {
         #[cfg(any(test, fuzzing))]
         if let Some(socket) = super::scripted::next() {
             let stream = Stream::Plain(DeadlineSocket::new(Socket::Unix(socket?), deadline));
-            return Ok(Dialing { step: Step::Connected(stream), port: 0, deadline });
+            return Ok(Dialing { step: Step::Connected(stream), host: String::new(), port: 0, deadline });
         }
-        let (step, port) = match endpoint {
+        let (step, host, port) = match endpoint {
             Endpoint::Unix(path) => {
                 let socket = Socket::Unix(dial_unix(path, deadline)?);
-                (Step::Connected(Stream::Plain(DeadlineSocket::new(socket, deadline))), 0)
+                (Step::Connected(Stream::Plain(DeadlineSocket::new(socket, deadline))), String::new(), 0)
             }
             Endpoint::Tcp { host, port, .. } => {
                 let step = match look_up(host, deadline)? {
                     Resolving::Done(addresses) => Remaining::new(addresses).connect(*port, deadline)?,
                     Resolving::Pending(look_up) => Step::LookUp(look_up),
                 };
-                (step, *port)
+                (step, host.clone(), *port)
             }
         };
-        Ok(Dialing { step, port, deadline })
+        Ok(Dialing { step, host, port, deadline })
     }
 
     /// Returns the event to wait for before [`Dialing::go_on`].
@@ -143,7 +145,7 @@ impl Dialing {
                         socket.set_nodelay(true)?;
                         let socket = DeadlineSocket::new(Socket::Tcp(socket), deadline);
                         match tls {
-                            Some(tls) => Step::Handshake(Box::new(tls.session()?), socket),
+                            Some(tls) => Step::Handshake(Box::new(tls.session(&self.host)?), socket),
                             None => Step::Connected(Stream::Plain(socket)),
                         }
                     }
@@ -261,7 +263,7 @@ mod tests {
     fn connect(addresses: Vec<IpAddr>, port: u16) -> io::Result<Stream> {
         let deadline = Moment::now() + Duration::from_mins(1);
         let step = Remaining::new(addresses).connect(port, deadline)?;
-        let mut dialing = Dialing { step, port, deadline };
+        let mut dialing = Dialing { step, host: String::new(), port, deadline };
         loop {
             match dialing.go_on(None)? {
                 Progress::Done(stream) => return Ok(stream),

@@ -18,6 +18,16 @@ pub enum Endpoint {
     Unix(PathBuf),
 }
 
+impl Endpoint {
+    /// Returns the files for TLS, if it is used.
+    pub fn tls_files(&self) -> Option<&TlsFiles> {
+        match self {
+            Endpoint::Tcp { tls, .. } => tls.as_ref(),
+            Endpoint::Unix(_) => None,
+        }
+    }
+}
+
 /// The PEM files that a TLS connection needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {

@@ -31,12 +31,12 @@ impl Stream {
         }
     }
 
-    /// Performs the TLS handshake over a plain stream, within its deadline, once the server has agreed to TLS. The caller must
+    /// Performs the TLS handshake with `host` over a plain stream, within its deadline, once the server has agreed to TLS. The caller must
     /// not have read a byte beyond the server's consent: what follows could come from an impostor, and only the handshake can
     /// tell. Fails as [`Tls::handshake`] does.
-    pub fn upgrade(self, tls: &Tls) -> io::Result<Stream> {
+    pub fn upgrade(self, tls: &Tls, host: &str) -> io::Result<Stream> {
         match self {
-            Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(timed)?))),
+            Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(host, timed)?))),
             Stream::Tls(_) => Err(io::Error::other("TLS is in use already")),
         }
     }

@@ -28,34 +28,37 @@ pub enum Verification {
     None,
 }
 
-/// The configuration for handshakes with one server.
-pub struct Tls {
-    config: Arc<ClientConfig>,
-    /// The name by which the server is addressed.
-    name: ServerName<'static>,
-}
+/// The configuration for handshakes with all servers of a store. Its files are read once: a run may connect to another server
+/// long after they were replaced, and a pipe can be read only once.
+#[derive(Clone)]
+pub struct Tls(Arc<ClientConfig>);
 
 impl Tls {
     /// Reads the files that the `verification` needs. The error names the faulty one.
-    pub fn new(host: &str, files: &TlsFiles, verification: Verification) -> Result<Self, String> {
-        let name = ServerName::try_from(host.to_owned());
-        let name = name.map_err(|error| format!("the store's host {host:?} cannot be a certificate's: {error}"))?;
+    pub fn new(files: &TlsFiles, verification: Verification) -> Result<Self, String> {
         let config = config(files, verification).map_err(|error| format!("cannot use TLS: {error}"))?;
-        Ok(Tls { config: Arc::new(config), name })
+        Ok(Tls(Arc::new(config)))
     }
 
-    /// Performs the handshake over `socket`, within its deadline. Fails with what [`explained`] returns.
-    pub fn handshake(&self, mut socket: DeadlineSocket) -> io::Result<StreamOwned<ClientConnection, DeadlineSocket>> {
-        let mut session = self.session()?;
+    /// Performs the handshake with `host` over `socket`, within its deadline. Fails with what [`explained`] returns.
+    pub fn handshake(
+        &self,
+        host: &str,
+        mut socket: DeadlineSocket,
+    ) -> io::Result<StreamOwned<ClientConnection, DeadlineSocket>> {
+        let mut session = self.session(host)?;
         while session.is_handshaking() {
             session.complete_io(&mut socket).map_err(|error| why_failed(&mut session, &mut socket, error))?;
         }
         Ok(StreamOwned::new(session, socket))
     }
 
-    /// Starts a handshake, which [`Tls::continue_handshake`] continues without blocking.
-    pub fn session(&self) -> io::Result<ClientConnection> {
-        ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(io::Error::other)
+    /// Starts a handshake with `host`, which [`Tls::continue_handshake`] continues without blocking. Fails if no certificate
+    /// can be for such a name.
+    pub fn session(&self, host: &str) -> io::Result<ClientConnection> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|error| io::Error::other(format!("its name {host:?} cannot be that of a certificate: {error}")))?;
+        ClientConnection::new(Arc::clone(&self.0), name).map_err(io::Error::other)
     }
 
     /// Continues a handshake without waiting. Returns whether it is complete. After the deadline of the `socket` it fails as
@@ -201,9 +204,10 @@ mod tests {
         }
     }
 
-    /// Connects with `tls` to a server that presents the `certificate` and has the key of `key`.
+    /// Connects with `tls` to a server with this `name`, which presents the `certificate` and has the key of `key`.
     fn connect(
         tls: &Tls,
+        name: &str,
         made: &Certificates,
         certificate: &str,
         key: &str,
@@ -224,7 +228,7 @@ mod tests {
             while session.is_handshaking() && session.complete_io(&mut theirs).is_ok() {}
         });
         let deadline = Moment::now() + Duration::from_mins(1);
-        let connected = Stream::Plain(DeadlineSocket::new(Socket::Unix(ours), deadline)).upgrade(tls);
+        let connected = Stream::Plain(DeadlineSocket::new(Socket::Unix(ours), deadline)).upgrade(tls, name);
         server.join().expect("ends");
         connected
     }
@@ -253,8 +257,8 @@ mod tests {
             for name in ["localhost", "127.0.0.1"] {
                 for version in [&TLS12, &TLS13] {
                     let accepts = |verification| {
-                        let tls = Tls::new(name, &files, verification).expect("is right");
-                        connect(&tls, &made, certificate, certificate, version).is_ok()
+                        let tls = Tls::new(&files, verification).expect("is right");
+                        connect(&tls, name, &made, certificate, certificate, version).is_ok()
                     };
                     let case = format!("{certificate} as {name}, {:?}", version.version);
                     assert_eq!(accepts(Verification::Full), names.contains(&name), "{case}");
@@ -274,7 +278,7 @@ mod tests {
         made.issue("common", &["basicConstraints=CA:FALSE"]);
         made.issue("client", &["subjectAltName=DNS:localhost", "extendedKeyUsage=clientAuth"]);
         let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
-        let tls = Tls::new("localhost", &files, Verification::Full).expect("is right");
+        let tls = Tls::new(&files, Verification::Full).expect("is right");
         for (certificate, why) in [
             ("first", "the certificate is of X.509 version 1"),
             ("ca", "the certificate is an authority's own"),
@@ -282,7 +286,8 @@ mod tests {
             ("common", "the certificate is not valid for localhost, but for no name"),
             ("client", "the certificate is not for this purpose (extendedKeyUsage)"),
         ] {
-            let error = connect(&tls, &made, certificate, certificate, &TLS13).err().expect("is rejected").to_string();
+            let rejected = connect(&tls, "localhost", &made, certificate, certificate, &TLS13).err();
+            let error = rejected.expect("is rejected").to_string();
             assert!(error.starts_with(why), "{certificate}: {error}");
         }
     }
@@ -305,7 +310,7 @@ mod tests {
             ("client.key", "client.key", "client.key: it contains no certificate"),
         ] {
             let files = TlsFiles { ca: None, identity: Some((made.path(certificate), made.path(key))) };
-            let error = Tls::new("localhost", &files, Verification::None).err().expect("is rejected");
+            let error = Tls::new(&files, Verification::None).err().expect("is rejected");
             assert!(error.contains(why), "{certificate} and {key}: {error}");
         }
     }
@@ -318,8 +323,8 @@ mod tests {
         let files = TlsFiles { ca: Some(made.path("ca.crt")), identity: None };
         for verification in [Verification::Full, Verification::Authority, Verification::None] {
             for version in [&TLS12, &TLS13] {
-                let tls = Tls::new("localhost", &files, verification).expect("is right");
-                let connected = |key| connect(&tls, &made, "server", key, version);
+                let tls = Tls::new(&files, verification).expect("is right");
+                let connected = |key| connect(&tls, "localhost", &made, "server", key, version);
                 let bound = connected("server").expect("has its key").server_end_point();
                 assert_eq!(bound.map(|hash| hash.len()), Some(32), "{verification:?} {version:?}");
                 let refused = connected("impostor").err().expect("is an impostor").to_string();
@@ -331,26 +336,26 @@ mod tests {
     #[test]
     fn an_alert_is_read_although_writing_fails() {
         let no_files = TlsFiles { ca: None, identity: None };
-        let tls = Tls::new("localhost", &no_files, Verification::None).expect("is right");
+        let tls = Tls::new(&no_files, Verification::None).expect("is right");
         let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
         ours.set_nonblocking(true).expect("is set");
         // RFC 8446, sections 5.1 and 6: a record of type alert; fatal, unknown_ca.
         theirs.write_all(&[21, 3, 3, 0, 2, 2, 48]).expect("is sent");
         drop(theirs);
         let stream = DeadlineSocket::new(Socket::Unix(ours), Moment::now() + Duration::from_mins(1));
-        let error = tls.handshake(stream).err().expect("is rejected");
+        let error = tls.handshake("localhost", stream).err().expect("is rejected");
         assert_eq!(certificate_alert(&error).as_deref(), Some("UnknownCA"), "{error}");
     }
 
     #[test]
     fn only_the_files_that_are_needed_are_read() {
         let missing = TlsFiles { ca: Some("/does/not/exist".into()), identity: None };
-        assert!(Tls::new("localhost", &missing, Verification::None).is_ok());
+        assert!(Tls::new(&missing, Verification::None).is_ok());
         for verification in [Verification::Full, Verification::Authority] {
-            let why = Tls::new("localhost", &missing, verification).err().expect("is missing");
+            let why = Tls::new(&missing, verification).err().expect("is missing");
             assert!(why.contains("/does/not/exist"), "{why}");
         }
         let missing = TlsFiles { ca: None, identity: Some(("/no/cert".into(), "/no/key".into())) };
-        assert!(Tls::new("localhost", &missing, Verification::None).err().expect("is missing").contains("/no/cert"));
+        assert!(Tls::new(&missing, Verification::None).err().expect("is missing").contains("/no/cert"));
     }
 }

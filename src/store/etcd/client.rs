@@ -22,8 +22,8 @@ const LOGIN_SHARE_MIN: Duration = Duration::from_millis(300);
 /// A client of the cluster.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
-    /// What TLS needs to reach each member.
-    tls: Vec<Option<Tls>>,
+    /// What TLS needs to reach the members, if it is used.
+    tls: Option<Tls>,
     /// The member that is asked.
     pub(super) member: usize,
     connection: Option<Connection>,
@@ -52,11 +52,9 @@ pub(super) enum Effect {
 impl Client {
     /// Returns a client that is not connected yet. Fails if the files that TLS needs are unusable, and says why.
     pub(super) fn new(cluster: Cluster) -> Result<Self, String> {
-        let prepare = |member: &Endpoint| match member {
-            Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
-            _ => Ok(None),
-        };
-        let tls = cluster.members.iter().map(prepare).collect::<Result<_, _>>()?;
+        // All members are reached with the same files.
+        let files = cluster.members.first().and_then(Endpoint::tls_files);
+        let tls = files.map(|files| Tls::new(files, Verification::Full)).transpose()?;
         Ok(Client {
             cluster,
             tls,
@@ -200,8 +198,8 @@ impl Client {
 
     /// Opens another connection to the present member.
     pub(super) fn dial(&self, deadline: Moment) -> Result<Connection, Failure> {
-        let (member, tls) = (&self.cluster.members[self.member], self.tls[self.member].as_ref());
-        Connection::open(member, tls, deadline).map_err(|error| Failure::of_dial(&error))
+        let member = &self.cluster.members[self.member];
+        Connection::open(member, self.tls.as_ref(), deadline).map_err(|error| Failure::of_dial(&error))
     }
 
     fn log_in(&mut self, deadline: Moment) -> Result<(), Failure> {

@@ -28,30 +28,24 @@ use crate::sys::clock::Moment;
 /// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
 const ROUNDS_MAX: u64 = 100_000;
 
-/// Returns what TLS needs to reach each of the server's hosts; `None` where it is not used. If a file cannot be used, fails with which and
-/// why.
-pub(super) fn prepare_tls(server: &Server) -> Result<Vec<Option<Tls>>, String> {
-    let verification = match server.encryption {
-        Encryption::Never => return Ok(server.hosts.iter().map(|_| None).collect()),
-        Encryption::IfOffered => Verification::None,
-        Encryption::Required(verification) => verification,
-    };
-    let prepare = |endpoint: &Endpoint| match endpoint {
-        Endpoint::Tcp { host, .. } => Tls::new(host, &server.tls, verification).map(Some),
-        Endpoint::Unix(_) => Ok(None),
-    };
-    server.hosts.iter().map(prepare).collect()
+/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. If a file cannot be used, fails with which and why.
+pub(super) fn prepare_tls(server: &Server) -> Result<Option<Tls>, String> {
+    match server.encryption {
+        Encryption::Never => Ok(None),
+        Encryption::IfOffered => Tls::new(&server.tls, Verification::None).map(Some),
+        Encryption::Required(verification) => Tls::new(&server.tls, verification).map(Some),
+    }
 }
 
 /// Connects to the first of the server's hosts that takes writes.
-pub(super) fn open(server: &Server, tls: &[Option<Tls>], deadline: Moment) -> Result<Connection, Failure> {
+pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Connection, Failure> {
     let mut failures = Vec::new();
-    for (at, (endpoint, tls)) in server.hosts.iter().zip(tls).enumerate() {
+    for (at, endpoint) in server.hosts.iter().enumerate() {
         // A host that does not answer must leave time for the remaining ones.
         let now = Moment::now();
         let share = deadline.since(now) / u32::try_from(server.hosts.len() - at).unwrap_or(1);
         let deadline = now + share.max(Duration::from_millis(1));
-        match (Login { server, endpoint, deadline }).connect(tls.as_ref()) {
+        match (Login { server, endpoint, deadline }).connect(tls) {
             Ok(mut connection) => {
                 connection.host = at;
                 return Ok(connection);
@@ -84,13 +78,15 @@ struct Login<'a> {
 impl Login<'_> {
     fn connect(&self, tls: Option<&Tls>) -> Result<Connection, Failure> {
         let stream = dial(self.endpoint, None, self.deadline).map_err(|error| unreachable(&error))?;
-        let stream = match tls {
-            Some(tls) => self.encrypt(stream, tls)?,
-            None => stream,
+        let mut connection = match (tls, self.endpoint) {
+            (Some(tls), Endpoint::Tcp { host, .. }) => {
+                let mut connection = Connection::over(self.encrypt(stream, tls, host)?);
+                // The server has already said whether it offers TLS.
+                connection.has_spoken = true;
+                connection
+            }
+            _ => Connection::over(stream),
         };
-        let mut connection = Connection::over(stream);
-        // The server has already said whether it offers TLS.
-        connection.has_spoken = tls.is_some();
         self.introduce(&mut connection)?;
         let mut says_primary = false;
         loop {
@@ -115,8 +111,8 @@ impl Login<'_> {
         Ok(connection)
     }
 
-    /// Asks for TLS, and begins it if the server agrees.
-    fn encrypt(&self, mut stream: Stream, tls: &Tls) -> Result<Stream, Failure> {
+    /// Asks for TLS, and begins it with `host` if the server agrees.
+    fn encrypt(&self, mut stream: Stream, tls: &Tls, host: &str) -> Result<Stream, Failure> {
         let mut buffer = BytesMut::new();
         frontend::ssl_request(&mut buffer);
         stream.set_deadline(self.deadline);
@@ -126,7 +122,7 @@ impl Login<'_> {
         let answered = asked.and_then(|()| stream.read_exact(&mut answer));
         answered.map_err(|error| Failure::of_stream(&error))?;
         match answer {
-            [b'S'] => stream.upgrade(tls).map_err(|error| self.failed_handshake(&error)),
+            [b'S'] => stream.upgrade(tls, host).map_err(|error| self.failed_handshake(&error)),
             [b'N'] if self.server.encryption == Encryption::IfOffered => Ok(stream),
             [b'N'] => {
                 let why =

@@ -62,8 +62,8 @@ pub(super) use url::KIND;
 /// A store in a PostgreSQL database.
 pub struct PostgresStore {
     server: Server,
-    /// What TLS needs to reach each host.
-    tls: Vec<Option<Tls>>,
+    /// What TLS needs to reach the hosts, if it is used.
+    tls: Option<Tls>,
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,

@@ -307,9 +307,8 @@ impl PostgresStore {
                 // From now on, tries a host that is a standby last: if it does not report that at login, it would accept us again.
                 if let Some(standby) = broken.filter(|connection| connection.is_known_standby) {
                     self.server.hosts[standby.host..].rotate_left(1);
-                    self.tls[standby.host..].rotate_left(1);
                 }
-                login::open(&self.server, &self.tls, deadline)?
+                login::open(&self.server, self.tls.as_ref(), deadline)?
             }
         };
         Ok(self.connection.insert(open))

@@ -48,12 +48,10 @@ impl RedisStore {
                 all.unreadable.push(doubt.explain(&primary.server));
                 continue;
             }
-            let store = RedisStore::at(primary.server.clone(), self.timeout).map_err(StoreError::msg);
+            let store = RedisStore::at(primary.server.clone(), self.tls.clone(), self.timeout);
             // A script without a term begins none: nobody has confirmed this one.
             let known = doubt.is_none().then(|| (0, primary.clone()));
-            match store.and_then(|store| {
-                look(&mut RedisStore { failover_scope: self.failover_scope, primary: known, ..store })
-            }) {
+            match look(&mut RedisStore { failover_scope: self.failover_scope, primary: known, ..store }) {
                 Ok(listing) => looked_at.push((primary, listing)),
                 Err(error) => all.unreadable.push(error),
             }

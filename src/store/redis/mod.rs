@@ -43,7 +43,7 @@ use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Seen};
 use crate::lock::token::Token;
-use crate::net::tls::Tls;
+use crate::net::tls::{Tls, Verification};
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
@@ -80,6 +80,7 @@ enum FailoverScope {
 pub struct RedisStore {
     /// The server; once the primary has been located, the primary.
     server: Server,
+    /// What TLS needs to reach this server and those that can take its place, if it is used.
     tls: Option<Tls>,
     timeout: Duration,
     connection: Option<Connection>,
@@ -120,15 +121,16 @@ impl RedisStore {
             Failover::Sentinel { .. } => FailoverScope::Store,
             Failover::Cluster(_) => FailoverScope::Lock,
         });
-        let witnesses = failover.map(|failover| Witnesses::new(failover, &server));
-        Ok(RedisStore { failover_scope, witnesses, ..RedisStore::at(server, timeout)? })
+        let tls = server.endpoint.tls_files().map(|files| Tls::new(files, Verification::Full)).transpose()?;
+        let witnesses = failover.map(|failover| Witnesses::new(failover, &server, tls.clone()));
+        Ok(RedisStore { failover_scope, witnesses, ..RedisStore::at(server, tls, timeout) })
     }
 
-    /// Returns the store at this server alone.
-    fn at(server: Server, timeout: Duration) -> Result<Self, String> {
-        Ok(RedisStore {
-            tls: failover::tls_for(&server)?,
+    /// Returns the store at this server alone, which is reached with `tls` if it is used.
+    fn at(server: Server, tls: Option<Tls>, timeout: Duration) -> Self {
+        RedisStore {
             server,
+            tls,
             timeout,
             connection: None,
             failover_scope: None,
@@ -139,7 +141,7 @@ impl RedisStore {
             has_resent: false,
             wait: None,
             was_granted: false,
-        })
+        }
     }
 
     /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its way.

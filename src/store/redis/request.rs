@@ -1,13 +1,12 @@
 //! Runs scripts: on the server, or on the current primary, and again while a server is away or cannot do what it is asked.
 
-use std::io;
 use std::thread;
 use std::time::Duration;
 
 use redis::{Arg, Cmd, Value};
 
 use super::connection::Connection;
-use super::failover::{self, Primary, slot_of};
+use super::failover::{Primary, slot_of};
 use super::failure::Failure;
 use super::url::Server;
 use super::{Contact, RedisStore, script};
@@ -53,7 +52,7 @@ impl RedisStore {
             }
             None => (witnesses.locate(slot, deadline)?, false),
         };
-        self.switch_to(&primary.server)?;
+        self.switch_to(&primary.server);
         let reply = self.run_here(&in_term(script, &primary), deadline);
         if let (true, Some(witnesses)) = (is_asked, &mut self.witnesses) {
             let confirmed = witnesses.confirm(slot, &primary, deadline);
@@ -67,14 +66,11 @@ impl RedisStore {
     }
 
     /// Makes `server` the one that is asked.
-    pub(super) fn switch_to(&mut self, server: &Server) -> Result<(), Failure> {
+    pub(super) fn switch_to(&mut self, server: &Server) {
         if self.server != *server {
             self.connection = None;
-            let tls = failover::tls_for(server);
-            self.tls = tls.map_err(|why| Failure::Unreachable(io::Error::other(why)))?;
             self.server = server.clone();
         }
-        Ok(())
     }
 
     /// Returns the script with the term of the known primary, if there is one.

@@ -87,6 +87,10 @@ fn certificates() {
     let url = |query: &str| format!("etcds://localhost:{}{query}", etcd.port());
     let identity = format!("cert={}&key={}", path("client.crt"), path("client.key"));
     run(&url(&format!("?ca={}&{identity}", path("ca.crt")))).exited(0).printed("ran\n").silent();
+    // "A pipe": it is read once, for however many members.
+    let members = format!("etcds://localhost:{0},127.0.0.1:{0}?ca=/dev/stdin&{identity}", etcd.port());
+    let piped = Lockrun::at(&members).key("k").command(["echo", "ran"]).env("CA", path("ca.crt"));
+    piped.in_shell("cat \"$CA\" | \"$@\"").alone().exited(0).printed("ran\n").silent();
     run(&url(&format!("?ca={}", path("ca.crt")))).exited(69).printed("").said("certificate");
     run(&url(&format!("?ca={}&{identity}", path("untrusted.crt")))).exited(69).printed("").said("certificate");
     run(&url("")).exited(69).printed("").said("certificate");

@@ -322,6 +322,12 @@ fn sentinel_over_tls() {
     let certificates = Certificates::make();
     let service = Service::with_certificates(&certificates);
     is_kept_and_passed_on(&service.url(), &certificates, "secret");
+    // "A pipe": it is read once, for however many servers.
+    let url = format!("{}{}", service.url().replace("redis+", "rediss+"), certificates.client_query());
+    let call =
+        Lockrun::at(&url.replace(&certificates.path("ca.crt"), "/dev/stdin")).key("piped").command(["echo", "ran"]);
+    let piped = call.env("CA", certificates.path("ca.crt")).in_shell("cat \"$CA\" | \"$@\"");
+    piped.alone().exited(0).printed("ran\n").silent();
 }
 
 // "`rediss+cluster://`", on each of the primaries.

@@ -96,7 +96,8 @@ fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagno
     let report = witnesses.report(deadline)?;
     diagnostics.extend(failover::judge(&report));
     let primary = witnesses.locate(slot, Moment::now() + store.timeout)?;
-    store.switch_to(&primary.server)
+    store.switch_to(&primary.server);
+    Ok(())
 }
 
 /// Adds what is found to `diagnostics`. Fails when the server no longer answers.

@@ -14,6 +14,7 @@ use redis::{Cmd, Value};
 use super::panel::{Panel, half_left};
 use super::{Address, ListedPrimary, Primary, majority};
 use crate::net::endpoint::Endpoint;
+use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
 use crate::store::redis::failure::Failure;
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -81,8 +82,8 @@ struct Node {
 }
 
 impl Cluster {
-    pub(super) fn new(named: Vec<Server>) -> Self {
-        Cluster { panel: Panel::new(&named), named, question: [redis::cmd("CLUSTER").arg("NODES").take()] }
+    pub(super) fn new(named: Vec<Server>, tls: Option<Tls>) -> Self {
+        Cluster { panel: Panel::new(&named, tls), named, question: [redis::cmd("CLUSTER").arg("NODES").take()] }
     }
 
     /// Asks which node is the primary of `slot`.

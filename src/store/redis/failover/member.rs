@@ -6,7 +6,6 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollTimeout, poll};
 use redis::Cmd;
 
-use super::tls_for;
 use crate::net::dial::{Dialing, Progress};
 use crate::net::resolve::too_slow;
 use crate::net::tls::Tls;
@@ -23,7 +22,7 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_millis(250);
 /// A server that is asked the same as the others of its panel.
 pub(super) struct Member {
     pub(super) server: Server,
-    /// What TLS needs, if it is used; set at the first connection.
+    /// What TLS needs, if it is used.
     tls: Option<Tls>,
     connection: ConnectionState,
     /// The questions that it has not answered yet; only while its connection is open.
@@ -61,11 +60,11 @@ enum RoundState {
 }
 
 impl Member {
-    /// Takes the server, without connecting.
-    pub(super) fn new(server: Server) -> Self {
+    /// Takes the server, which is reached with `tls` if it is used, without connecting.
+    pub(super) fn new(server: Server, tls: Option<Tls>) -> Self {
         Member {
             server,
-            tls: None,
+            tls,
             connection: ConnectionState::Closed,
             unanswered: None,
             round_state: RoundState::NotAsked,
@@ -130,9 +129,9 @@ impl Member {
             return;
         }
         if matches!(self.connection, ConnectionState::Closed) {
-            match self.dial(deadline) {
+            match Dialing::start(&self.server.endpoint, deadline) {
                 Ok(dialing) => self.connection = ConnectionState::Dialing(Box::new(dialing)),
-                Err(failure) => self.fail(failure),
+                Err(error) => self.fail(Failure::of_dial(error)),
             }
         }
         let (ConnectionState::Open(connection), None) = (&mut self.connection, &self.unanswered) else { return };
@@ -143,13 +142,6 @@ impl Member {
             }
             Err(failure) => self.fail(failure),
         }
-    }
-
-    fn dial(&mut self, deadline: Moment) -> Result<Dialing, Failure> {
-        if self.tls.is_none() {
-            self.tls = tls_for(&self.server).map_err(|why| Failure::Unreachable(std::io::Error::other(why)))?;
-        }
-        Dialing::start(&self.server.endpoint, deadline).map_err(Failure::of_dial)
     }
 
     /// Returns whether it still takes part in the round.

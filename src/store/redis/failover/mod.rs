@@ -14,8 +14,7 @@ pub(super) use sentinel::SentinelReport;
 
 use super::failure::Failure;
 use super::url::{self, Server};
-use crate::net::endpoint::Endpoint;
-use crate::net::tls::{Tls, Verification};
+use crate::net::tls::Tls;
 use crate::sys::clock::Moment;
 use cluster::Cluster;
 use sentinel::Sentinels;
@@ -63,13 +62,13 @@ pub(super) enum Witnesses {
 }
 
 impl Witnesses {
-    /// Takes the servers of `failover`. Primaries are reached like `server`.
-    pub(super) fn new(failover: url::Failover, server: &Server) -> Self {
+    /// Takes the servers of `failover`, which are reached with `tls` if it is used. Primaries are reached like `server`.
+    pub(super) fn new(failover: url::Failover, server: &Server, tls: Option<Tls>) -> Self {
         match failover {
             url::Failover::Sentinel { service, sentinels } => {
-                Witnesses::Sentinels(Sentinels::new(service, &sentinels, server.clone()))
+                Witnesses::Sentinels(Sentinels::new(service, &sentinels, server.clone(), tls))
             }
-            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(nodes)),
+            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(nodes, tls)),
         }
     }
 
@@ -131,14 +130,6 @@ impl Witnesses {
             |sentinels| Ok(vec![ListedPrimary { primary: sentinels.locate(deadline)?, doubt: None }]),
             |cluster| cluster.primaries(deadline),
         )
-    }
-}
-
-/// Prepares TLS for the server, if it uses TLS. Fails if its files are unusable, and says why.
-pub(super) fn tls_for(server: &Server) -> Result<Option<Tls>, String> {
-    match &server.endpoint {
-        Endpoint::Tcp { host, tls: Some(files), .. } => Tls::new(host, files, Verification::Full).map(Some),
-        _ => Ok(None),
     }
 }
 

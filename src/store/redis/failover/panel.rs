@@ -12,6 +12,7 @@ use redis::Cmd;
 
 use super::majority;
 use super::member::{Member, SILENCE_MAX};
+use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
 use crate::store::redis::failure::Failure;
 use crate::store::redis::url::Server;
@@ -20,14 +21,16 @@ use crate::sys::clock::Moment;
 /// The servers, each with its connection.
 pub(super) struct Panel {
     members: Vec<Member>,
+    /// What TLS needs to reach them, if it is used.
+    tls: Option<Tls>,
     /// The latest questions.
     questions: Arc<Vec<Cmd>>,
 }
 
 impl Panel {
-    /// Takes these servers, without connecting.
-    pub(super) fn new(servers: &[Server]) -> Self {
-        let mut panel = Panel { members: Vec::new(), questions: Arc::default() };
+    /// Takes these servers, which are reached with `tls` if it is used, without connecting.
+    pub(super) fn new(servers: &[Server], tls: Option<Tls>) -> Self {
+        let mut panel = Panel { members: Vec::new(), tls, questions: Arc::default() };
         for server in servers {
             panel.add(server.clone());
         }
@@ -37,7 +40,7 @@ impl Panel {
     /// Adds a server, unless it is there already. It is asked from the next round on, or by [`Panel::ask_rest`].
     pub(super) fn add(&mut self, server: Server) {
         if self.servers().all(|it| it.endpoint != server.endpoint) {
-            self.members.push(Member::new(server));
+            self.members.push(Member::new(server, self.tls.clone()));
         }
     }
 
@@ -221,7 +224,7 @@ mod tests {
         let mut servers: Vec<Server> = silent.iter().map(server_of).collect();
         servers.push(server_of(&living));
         answering(living);
-        let mut panel = Panel::new(&servers);
+        let mut panel = Panel::new(&servers, None);
         let question = [redis::cmd("PING")];
         let started = Moment::now();
         for enough in [usize::MAX, 1, usize::MAX, 1] {
@@ -244,7 +247,7 @@ mod tests {
         while let Ok(waiting) = TcpStream::connect_timeout(&place, Duration::from_millis(200)) {
             queue.push(waiting);
         }
-        let mut panel = Panel::new(&[server_of(&full), server_of(&living)]);
+        let mut panel = Panel::new(&[server_of(&full), server_of(&living)], None);
         answering(living);
         let mut ask = |time: Duration, count: usize| {
             let deadline = Moment::now() + time;
@@ -261,7 +264,7 @@ mod tests {
     #[test]
     fn an_answer_that_comes_late_is_not_taken_for_another_one() {
         let (first, second) = (listener(), listener());
-        let mut panel = Panel::new(&[server_of(&first), server_of(&second)]);
+        let mut panel = Panel::new(&[server_of(&first), server_of(&second)], None);
         answering(second);
         let deadline = Moment::now() + Duration::from_mins(1);
         let mut ask = |questions: &[Cmd], count: usize| {

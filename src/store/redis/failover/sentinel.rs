@@ -15,6 +15,7 @@ use redis::{Cmd, Value};
 use super::member::SILENCE_MAX;
 use super::panel::{Panel, half_left};
 use super::{Address, Primary, majority};
+use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
 use crate::store::redis::failure::Failure;
 use crate::store::redis::reply::{UnexpectedReply, text};
@@ -77,7 +78,7 @@ struct SentinelView {
 }
 
 impl Sentinels {
-    pub(super) fn new(service: String, named: &[Server], server: Server) -> Self {
+    pub(super) fn new(service: String, named: &[Server], server: Server, tls: Option<Tls>) -> Self {
         let sentinel = |words: &[&str]| redis::cmd("SENTINEL").arg(words).take();
         // Ask for the address first: a Sentinel that learns of another primary between the two answers then gives a new epoch
         // with an old address.
@@ -88,7 +89,7 @@ impl Sentinels {
         ];
         Sentinels {
             server,
-            panel: Panel::new(named),
+            panel: Panel::new(named, tls),
             named: named.to_vec(),
             ids: BTreeMap::new(),
             has_learned: false,
