@@ -20,6 +20,8 @@ pub enum HandshakeFailure {
     NotTls,
     /// The server's certificate was issued by an authority that is not trusted.
     UnknownAuthority,
+    /// The server accepts no such client. Before TLS 1.3, this is all that it says about a missing client certificate.
+    Rejected,
 }
 
 impl HandshakeFailure {
@@ -28,6 +30,7 @@ impl HandshakeFailure {
         match (tls_error(error), error.kind()) {
             (Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)), _) => Some(Self::NotTls),
             (Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)), _) => Some(Self::UnknownAuthority),
+            (Some(Error::AlertReceived(AlertDescription::HandshakeFailure)), _) => Some(Self::Rejected),
             (_, io::ErrorKind::TimedOut) => Some(Self::Silence),
             (_, io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
                 Some(Self::HungUp)
@@ -49,6 +52,7 @@ impl fmt::Display for HandshakeFailure {
             HandshakeFailure::HungUp => "it closed the connection during the TLS handshake",
             HandshakeFailure::NotTls => "what it answers is not TLS",
             HandshakeFailure::UnknownAuthority => "its certificate was issued by an unknown authority",
+            HandshakeFailure::Rejected => "it ended the TLS handshake (TLS alert HandshakeFailure)",
         })
     }
 }

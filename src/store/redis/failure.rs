@@ -260,10 +260,15 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         "MOVED" | "ASK" | "TRYAGAIN" => {
             "; the cluster is moving the slot of this lock to another node: until it has, nobody can acquire or renew it"
         }
+        _ if error.contains("not allowed in cluster mode") => {
+            "; it is a node of a cluster: write redis+cluster:// in the store's URL, without a database"
+        }
         "CLUSTERDOWN" => "; redis-cli --cluster check says which slots have no node that serves them",
-        "READONLY" if role == Role::Alone => "; this is a replica: name the primary in the store's URL",
-        "READONLY" => "; it is no primary any more: a failover is under way",
-        "OOM" => "; it is out of memory",
+        _ if has_code(error, "READONLY") && role == Role::Alone => {
+            "; this is a replica: name the primary in the store's URL"
+        }
+        _ if has_code(error, "READONLY") => "; it is no primary any more: a failover is under way",
+        _ if has_code(error, "OOM") => "; it is out of memory",
         "LOADING" => "; it is still starting",
         _ if error.contains("cluster support disabled") => {
             "; it is no node of a cluster: write redis:// in the store's URL"
@@ -273,7 +278,7 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
             "; it is no node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"
         }
         _ if command == "SENTINEL" => "; it is no Sentinel: name the port of one, or write redis:// in the store's URL",
-        _ if command.starts_with("EVAL") => {
+        _ if command.starts_with("EVAL") || command == "SELECT" => {
             "; if it is a Sentinel, write redis+sentinel://HOST/SERVICE in the store's URL"
         }
         _ => "",
@@ -309,6 +314,10 @@ fn wants_password(error: &str) -> bool {
     has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
 }
 
+/// What to do if the server may require a certificate, and the URL gives none.
+const MAY_WANT_CERTIFICATE: &str =
+    "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL";
+
 /// Returns what to do after a failed TLS handshake with `server`, as a suffix of the message.
 fn after_handshake(error: &io::Error, server: &Server) -> String {
     let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
@@ -321,6 +330,8 @@ fn after_handshake(error: &io::Error, server: &Server) -> String {
         Some(HandshakeFailure::UnknownAuthority) => {
             "; name the authority's certificate with ?ca=FILE in the store's URL".into()
         }
+        Some(HandshakeFailure::Rejected) if has_certificate(server) => String::new(),
+        Some(HandshakeFailure::Rejected) => MAY_WANT_CERTIFICATE.into(),
         Some(HandshakeFailure::NotTls) => {
             format!("; name the TLS port in the store's URL, or write {without_tls} if it has none")
         }
@@ -338,10 +349,7 @@ fn after_hang_up(server: &Server) -> String {
         Endpoint::Tcp { tls: None, .. } => {
             format!("; if that is a TLS port, write {} in the store's URL", server.role.schemes().1)
         }
-        Endpoint::Tcp { .. } if !has_certificate(server) => {
-            "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL"
-                .into()
-        }
+        Endpoint::Tcp { .. } if !has_certificate(server) => MAY_WANT_CERTIFICATE.into(),
         Endpoint::Unix(_) | Endpoint::Tcp { .. } => String::new(),
     }
 }

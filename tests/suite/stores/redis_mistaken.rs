@@ -1,6 +1,6 @@
 //! Servers that are not what the URL says: the message says what to change in it.
 
-use crate::support::failover::Service;
+use crate::support::failover::{Service, SingleNode};
 use crate::support::proxy::Proxy;
 use crate::support::{LeaseServer, Lockrun, Redis};
 
@@ -31,6 +31,10 @@ fn encryption_and_certificates() {
         is_advised(&with_tls(redis.port(), &verified), "requires a certificate of its clients");
         is_advised(&with_tls(redis.port(), &as_stranger), "rejects the client's certificate (TLS alert UnknownCA)");
     }
+    // One that has no TLS 1.3, in which a server says that it wants a certificate.
+    let old = Redis::with_certificates(files, &["--tls-protocols", "TLSv1.2"]);
+    let url = format!("rediss://127.0.0.1:{}{verified}", old.port());
+    is_advised(&url, "requires a certificate of its clients, give one with cert=FILE");
     // It does not pass by itself, and nothing was requested: it is asked once, also by a run that would wait.
     let proxy = Proxy::before(&redis);
     let url = format!("rediss://127.0.0.1:{}{as_stranger}", proxy.port());
@@ -43,7 +47,17 @@ fn encryption_and_certificates() {
 fn a_server_of_another_kind() {
     let (service, redis) = (Service::alone(), Redis::start());
     let (sentinel, redis) = (service.sentinels()[0].port(), redis.port());
-    is_advised(&format!("redis://127.0.0.1:{sentinel}"), "write redis+sentinel://HOST/SERVICE");
+    // Also if the URL has a database, which a Sentinel does not know, or a password, which it does not need.
+    for path in ["", "/3"] {
+        is_advised(&format!("redis://127.0.0.1:{sentinel}{path}"), "write redis+sentinel://HOST/SERVICE");
+    }
+    let with_password = Lockrun::at(&format!("redis://:pw@127.0.0.1:{sentinel}")).key("mistaken").command(["true"]);
+    with_password.run().exited(69).said("write redis+sentinel://HOST/SERVICE");
+    let node = SingleNode::start();
+    is_advised(
+        &format!("redis://127.0.0.1:{}/3", node.server().port()),
+        "it is a node of a cluster: write redis+cluster://",
+    );
     is_advised(&Service::url_naming(&[redis]), "it is no Sentinel: name the port of one, or write redis://");
     is_advised(&format!("redis+cluster://127.0.0.1:{redis}"), "it is no node of a cluster: write redis://");
     is_advised(&format!("redis+cluster://127.0.0.1:{sentinel}"), "it is no node of a cluster: name the port of one");

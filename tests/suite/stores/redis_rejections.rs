@@ -165,6 +165,25 @@ fn a_server_with_too_many_clients() {
     assert!(!output.stderr().contains("lockrun break"), "{output}");
 }
 
+// The same of an error that came while a script ran: Redis 6 puts it behind words of its own.
+on_redis!(errors_of_scripts_as_redis_6_words_them, |store, redis| {
+    let proxy = store.proxy();
+    for (answer, advice) in [
+        (
+            &b"-ERR Error running script (call to f_0): @user_script:9: @user_script: 9: -READONLY You can't write\r\n"
+                [..],
+            "name the primary",
+        ),
+        (
+            b"-ERR Error running script (call to f_0): @user_script:9: @user_script: 9: -OOM command not allowed\r\n",
+            "out of memory",
+        ),
+    ] {
+        proxy.set(Mode::Answer(answer));
+        Lockrun::at(&proxy.url()).key("old").command(["true"]).run().exited(69).said(advice);
+    }
+});
+
 // "69: the store refuses us": a user who may do everything but wait gets an error, and the server is not asked again and again.
 on_redis!(a_user_who_may_not_wait, |store, redis| {
     // The server knows the scripts from then on.
