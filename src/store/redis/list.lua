@@ -1,4 +1,4 @@
--- Reports what is known of the key, and changes nothing.
+-- Reports what is known of the key. By itself it changes nothing; after a failover, `failover.lua` begins the new term first.
 --
 -- Reply {now, fence, holders, waiters, last, value, withheld}
 --       now: in ms; fence: as text; holders: {{held for, expires in or -1, info, token}, ...}, without waiters that were

@@ -139,10 +139,15 @@ impl RedisStore {
         while answers.len() < scripts.len() {
             let rest = &scripts[answers.len()..];
             let rest: Vec<Cmd> = rest.iter().take(FLIGHT).map(|script| self.in_known_term(script)).collect();
-            let flight = match &mut self.connection {
+            let flight = match self.connection.take() {
                 // The first script travels alone, and opens the connection.
                 None => Ok(vec![self.run(&rest[0], self.timeout)]),
-                Some(connection) => connection.request_all(&rest, Moment::now() + self.timeout),
+                Some(mut connection) => {
+                    let flight = connection.request_all(&rest, Moment::now() + self.timeout);
+                    // After a failure it is out of step.
+                    self.connection = flight.is_ok().then_some(connection);
+                    flight
+                }
             };
             let flight = flight.map_err(|failure| failure.explain(&self.server))?;
             counter.add(flight.len());
@@ -154,5 +159,31 @@ impl RedisStore {
             }
         }
         Ok(answers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::lock::key::Key;
+    use crate::net::scripted;
+    use crate::store::Address;
+
+    /// Returns an answer that describes a lock with this fence.
+    fn status(fence: u32) -> String {
+        format!("*7\r\n:1\r\n$1\r\n{fence}\r\n*0\r\n*0\r\n$0\r\n\r\n$0\r\n\r\n:0\r\n")
+    }
+
+    #[test]
+    fn what_follows_an_unreadable_answer_is_not_read() {
+        let scan = "*2\r\n$1\r\n0\r\n*1\r\n$17\r\nlockrun:{a}:fence\r\n";
+        let servers = [format!("{scan}?\r\n{}", status(1)), status(2)].map(String::into_bytes);
+        let mut store = Address::parse("redis://h").expect("is a URL").open(Duration::from_secs(1)).expect("is opened");
+        scripted::with(servers, || {
+            store.list(None).expect_err("it cannot be read");
+            let listing = store.list(Some(&Key::new("a".as_ref()).expect("is a key"))).expect("is answered");
+            assert_eq!(listing.found[0].fence, 2);
+        });
     }
 }
