@@ -48,9 +48,13 @@ impl Parameters {
 
     /// Takes the parameters for TLS, `ca`, `cert` and `key`, and returns their files.
     pub(super) fn take_tls(&mut self) -> Result<TlsFiles, String> {
-        let ca = self.take("ca").map(PathBuf::from);
-        let identity = match (self.take("cert"), self.take("key")) {
-            (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+        let mut file = |name: &str| match self.take(name) {
+            Some(path) if path.is_empty() => Err(format!("has an empty {name}; name a file, or leave it out")),
+            path => Ok(path.map(PathBuf::from)),
+        };
+        let ca = file("ca")?;
+        let identity = match (file("cert")?, file("key")?) {
+            (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
             _ => return Err("has one of the parameters cert and key; they go together".into()),
         };

@@ -33,6 +33,8 @@ const BAD_URLS: &[(&[&str], &str)] = &[
     (&["redis+unix://"], "redis+unix"),
     (&["redis+unix:relative.sock"], "redis+unix"),
     (&["rediss://127.0.0.1/?ca=/no/such/ca.pem"], "/no/such/ca.pem"),
+    (&["rediss://127.0.0.1/?ca="], "empty ca"),
+    (&["etcds://127.0.0.1/?ca=/etc/hostname&cert=&key="], "empty cert"),
     (&["rediss://127.0.0.1/?cert=/no/such/cert.pem&key=/no/such/key.pem"], "/no/such/"),
     (&["rediss://127.0.0.1/?cert=/etc/hostname"], "key"),
     (&["file:relative/path"], "relative/path"),
