@@ -44,8 +44,7 @@ impl Lease {
         self.ends_ms.is_none_or(|ends| now.ms < ends)
     }
 
-    /// Returns whether more of the lease is left at `now` than its whole length. Wrong for a run's lease that was renewed by hand for
-    /// longer; but only files, where no run has a lease, can be without a known epoch.
+    /// Returns whether more of the lease is left at `now` than its whole length.
     fn is_impossible(&self, now: Now) -> bool {
         matches!((self.ends_ms, self.ttl_ms), (Some(ends_ms), Some(ttl_ms)) if ends_ms > now.ms.saturating_add(ttl_ms))
     }
@@ -55,7 +54,8 @@ impl LockState {
     /// Renews the lease under `token` for `ttl` from now, or for its own length.
     ///
     /// A renewal never creates a lock: an expired lock may have had another holder since. Nor does it shorten the lease of a
-    /// running command: its lockrun depends on the lease, and would learn of a shorter one, from a renewal by hand, too late.
+    /// running command, or give it a smaller length: its lockrun depends on the lease, and would learn of a shorter one, from a
+    /// renewal by hand, too late.
     ///
     /// A renewal frees nothing, so it does not look at the queue.
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
@@ -78,7 +78,8 @@ impl LockState {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
             let renewed = Lease::new(ttl, now);
             if holder.purpose == Purpose::Run {
-                // The run was promised its present end, and its own length at each renewal.
+                // The run was promised its present end, and the greatest length so far at each renewal.
+                lease.ttl_ms = lease.ttl_ms.map(|ttl_ms| ttl_ms.max(renewed.ttl_ms.unwrap_or(ttl_ms)));
                 let promised = Lease::new(lease.ttl(), now);
                 lease.ends_ms = [lease.ends_ms, promised.ends_ms, renewed.ends_ms].into_iter().try_fold(0, later);
             } else {

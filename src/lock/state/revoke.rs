@@ -1,6 +1,6 @@
 //! Revocation: `lockrun break`.
 
-use super::{Applied, Facts, Held, HolderState, LockState, Now, Purpose};
+use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose};
 use crate::lock::holder::Holder;
 
 /// The result of a revocation.
@@ -36,9 +36,9 @@ impl LockState {
     /// Revokes the lock, on behalf of `by`, from all its holders or from those with one of these `fences`.
     ///
     /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the lock
-    /// until it has ended, or until the lease ends. With `at_once` the lock is free now. It is also free now if there is
-    /// nothing to wait for: it was acquired by hand, it is kept, or its lease never ends. A lock that a living process holds
-    /// without a lease cannot be revoked.
+    /// until it has ended, or until the lease ends. A lease that was made endless by hand gets an end for that. With `at_once`
+    /// the lock is free now. It is also free now if there is nothing to wait for: it was acquired by hand, it is kept, or its
+    /// run does not renew it, because it never ends. A lock that a living process holds without a lease cannot be revoked.
     pub fn revoke(
         &mut self,
         fences: Option<&[u64]>,
@@ -65,8 +65,10 @@ impl LockState {
             };
             from.push(holder.held());
             let runs = matches!(holder.purpose, Purpose::Run | Purpose::Forgotten);
-            if runs && !at_once && lease.ends_ms.is_some() {
-                free_at_ms = free_at_ms.max(lease.ends_ms);
+            let ends_ms = lease.ends_ms.or(lease.ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)));
+            if runs && !at_once && ends_ms.is_some() {
+                free_at_ms = free_at_ms.max(ends_ms);
+                holder.lease = Some(Lease { ends_ms, ..lease });
                 holder.revoked_by = Some(by.clone());
                 self.holders.push(holder);
             } else {

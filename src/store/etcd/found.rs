@@ -194,20 +194,21 @@ impl Row {
 }
 
 impl Found {
-    /// Returns the state with its waiters, at `now_ms`. A holder holds the lock while its life exists, whatever a clock
-    /// shows. A holder whose life is gone still holds it until the end in the record: then its lease did not expire, but was
-    /// revoked, and its command still runs. An end further away than is possible is a clock's mistake. Grants and calls are
-    /// judged by `observed`.
+    /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its life exists,
+    /// whatever a clock shows. If its life is gone, it still holds the lock until the end in the record: then its lease did not
+    /// expire, but was revoked, and its command still runs. Another member may have written that end, whose clock is ahead; but
+    /// an end further away than two lengths is a clock's mistake. Grants and calls are judged by `observed`.
     pub(super) fn state(&self, asking: Option<&Token>, observed: &Observed, now_ms: u64) -> LockState {
         let mut state = self.stored.clone();
         for holder in &mut state.holders {
             let is_alive = self.lease_of(&holder.token).is_some();
-            if let Some(lease) = &mut holder.lease
-                && let Some(ttl_ms) = lease.ttl_ms
-            {
-                let longest = now_ms.saturating_add(ttl_ms);
-                let stored = lease.ends_ms.filter(|ends_ms| *ends_ms <= longest);
-                lease.ends_ms = Some(if is_alive { longest } else { stored.unwrap_or(0) });
+            if let Some(Lease { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
+                let longest = now_ms.saturating_add(*ttl_ms);
+                if is_alive {
+                    *ends_ms = longest;
+                } else if *ends_ms > longest.saturating_add(*ttl_ms) {
+                    *ends_ms = 0;
+                }
             }
         }
         // The record was deleted, and its holder may still run.

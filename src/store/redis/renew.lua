@@ -1,5 +1,6 @@
 -- Extends a lease that still exists; never creates one. While a command runs under it, every renewal extends it by at least
--- the ttl that it was acquired with, even one by hand: lockrun counts on that, and would learn of a shorter lease too late.
+-- the ttl that it was acquired with or renewed with by hand, whichever is the greatest: lockrun counts on its own, and would
+-- learn of a shorter lease too late.
 --
 -- ARGV  1 token     of the acquisition
 --       2 ttl       of the lease from now, in ms; 0: it never expires; -1: the ttl that it has
@@ -25,7 +26,7 @@ end
 allow_when_full()
 if TTL == -1 then
   TTL = info.ttl or error('nothing is known of a holder but its lease')
-elseif info.hand and TTL ~= info.ttl then
+elseif info.hand and TTL ~= info.ttl or not info.hand and info.ttl and info.ttl ~= 0 and TTL > info.ttl then
   info.ttl = TTL
   set_info(TOKEN, info)
 elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.ttl) then

@@ -1,6 +1,7 @@
 -- Revokes the lock of the named holders. A holder whose command runs keeps the lock until the command or the lease ends, but
--- cannot renew it, and learns of the revocation when it tries. One without a command, or whose lease never expires, loses it
--- at once. A late request finds none of the named holders, and does nothing.
+-- cannot renew it, and learns of the revocation when it tries; a lease that was made endless by hand gets an end for that. One
+-- without a command, or that does not renew its lease, because it never expires, loses it at once. A late request finds none
+-- of the named holders, and does nothing.
 --
 -- Without names, changes nothing, and names the holders. The client returns the names as they are: whatever another program has
 -- written into a record, this script reads it in the same way both times.
@@ -30,8 +31,8 @@ end
 
 local names, taken, others = {}, {}, {}
 local free_in, untold = 0, 0
--- Those whose hold ends now.
-local ended = {}
+-- Those whose hold ends now, and the new ends of leases that had none.
+local ended, shortened = {}, {}
 local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
@@ -50,7 +51,8 @@ for at = 1, #holders, 2 do
       others[#others + 1] = description
     else
       names[token], taken[#taken + 1] = fence, description
-      local at_once = info.hand or AT_ONCE or ends == 'inf'
+      local ttl = tonumber(info.ttl) or 0
+      local at_once = info.hand or AT_ONCE or ends == 'inf' and ttl == 0
       if at_once and not info.hand then
         untold = untold + 1
       end
@@ -59,6 +61,11 @@ for at = 1, #holders, 2 do
         redis.call('ZREM', HOLDERS, token)
         redis.call('HDEL', INFO, token)
       elseif NAMED then
+        if ends == 'inf' then
+          ends = now + ttl
+          set_lease(token, ends)
+          shortened[#shortened + 1] = ends
+        end
         info.revoked = BY
         set_info(token, info)
         free_in = math.max(free_in, ends - now)
@@ -81,6 +88,9 @@ local is_done, handed, notified = pcall(function()
   drop_ended()
   for _, info in ipairs(ended) do
     note(info, {})
+  end
+  for _, ends in ipairs(shortened) do
+    tell_end(math.huge, ends)
   end
   return hand_off()
 end)

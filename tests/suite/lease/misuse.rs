@@ -8,9 +8,10 @@ use tempfile::TempDir;
 
 use crate::support::calm::in_time;
 use crate::support::hand::{acquire, break_lock, expires_in, is_held, renew, throughout, until_waiting};
+use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{Holder, LONG, Lockrun, eventually};
+use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 // "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": commands by hand under the token, which
 // COMMAND has in its environment, do not shorten the lease on which lockrun relies.
@@ -28,6 +29,57 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
         run.signal(Signal::SIGTERM);
         run.wait().died_of(Signal::SIGTERM);
     }
+});
+
+/// Starts a run that renews its lease all the time. Returns it, and the token that its command has.
+#[track_caller]
+fn renewing_run(store: &Store, key: &str) -> (Running, String) {
+    let call = Lockrun::new(store).key(key).args(["--ttl", "30s", "--renew-every", "200ms"]);
+    let run = call.sh("echo $LOCKRUN_TOKEN; exec sleep 600").spawn();
+    eventually(LONG, "the command tells its token", || run.stdout().ends_with('\n'));
+    let ours = run.stdout().trim_end().to_owned();
+    (run, ours)
+}
+
+// The same if a renewal by hand makes the lease endless: later renewals by lockrun take nothing from it, and the end of the command ends it.
+on_every_store!(a_lease_is_made_endless_under_its_command, |store| {
+    let (mut run, ours) = renewing_run(store, "k");
+    renew(store, "k", &ours, &["--ttl", "none"]).exited(0).silent();
+    throughout(store, "1s", || {
+        assert_eq!(expires_in(store, "k"), None);
+        assert!(!is_free(store, "k") && !run.has_ended(), "{}", run.stderr());
+    });
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM);
+    assert!(!is_held(store, "k"));
+});
+
+// "Where a command runs under a lease, the lock is free when the command has ended": a run whose lease was made endless by hand still
+// renews it, so it learns of a `break`. "Nothing outlives lockrun": if lockrun is killed, its guardian releases such a lock.
+on_every_lease_store!(a_lease_that_was_made_endless_ends_with_its_run, |store| {
+    let (run, ours) = renewing_run(store, "broken");
+    renew(store, "broken", &ours, &["--ttl", "none"]).exited(0).silent();
+    let output = break_lock(store, "broken", &[]).exited(0).said("it will be free when its command has been stopped");
+    assert!(!output.stderr().contains("may still be running"), "{output}");
+    run.wait().exited(79).said("it was revoked by ");
+    assert!(!is_held(store, "broken"));
+    let (run, ours) = renewing_run(store, "killed");
+    renew(store, "killed", &ours, &["--ttl", "none"]).exited(0).silent();
+    run.signal(Signal::SIGKILL);
+    eventually(LONG, "its guardian has released the lock", || !is_held(store, "killed"));
+    drop(run);
+});
+
+// "`renew --ttl`: the new length of the lease": lockrun's own renewals, for less, do not undo it.
+on_every_lease_store!(a_lease_is_made_longer_under_its_command, |store| {
+    let (mut run, ours) = renewing_run(store, "k");
+    renew(store, "k", &ours, &["--ttl", "10m"]).exited(0).silent();
+    throughout(store, "1s", || {
+        assert!(expires_in(store, "k").is_some_and(|left| left > 500_000) && !run.has_ended(), "{}", run.stderr());
+    });
+    run.signal(Signal::SIGTERM);
+    run.wait().died_of(Signal::SIGTERM);
+    assert!(!is_held(store, "k"));
 });
 
 // "`break` takes the lock from its holder": a command that succeeds before its run learns of that keeps nothing, and lockrun says so. Nor

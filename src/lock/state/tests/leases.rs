@@ -55,11 +55,11 @@ fn a_renewal_by_hand_never_shortens_the_lease_of_a_command() {
     lock.renew("a", Some(lasts(90)));
     assert_eq!(lock.look_in, Some(90_000));
     lock.pass(10_000);
-    lock.renew("a", None);
-    assert_eq!(lock.look_in, Some(80_000), "what was promised last counts");
+    lock.renew("a", Some(lasts(30)));
+    assert_eq!(lock.look_in, Some(90_000), "the greatest length stays");
     lock.renew("a", Some(Ttl::None));
     assert_eq!(lock.look_in, None);
-    lock.renew("a", Some(lasts(90)));
+    lock.renew("a", Some(lasts(30)));
     assert_eq!(lock.look_in, None);
 }
 

@@ -62,6 +62,19 @@ fn a_lock_by_hand_or_without_end_is_free_at_once() {
 }
 
 #[test]
+fn a_run_whose_lease_was_made_endless_by_hand_learns_of_a_revocation() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    lock.renew("a", Some(Ttl::None));
+    lock.pass(1000);
+    let revoked = lock.revoke(None, false);
+    assert_eq!((revoked.free_in_ms(lock.world.now), lock.holders()), (30_000, vec!["a"]));
+    assert_eq!(lock.renew("a", None), Renewed::Revoked(who("admin")));
+    lock.pass(30_000);
+    assert_eq!(lock.holders(), [""; 0]);
+}
+
+#[test]
 fn a_kept_lock_is_revoked_and_its_result_stays() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
