@@ -33,6 +33,13 @@ pub struct LivingHolder {
 }
 
 impl LockState {
+    /// Returns the fences of the holders; with `only`, that one if a holder has it. A revocation that is made again goes by the
+    /// fences that it found first, so that it takes nothing from a later holder.
+    pub fn fences(&self, only: Option<u64>) -> Vec<u64> {
+        let fences = self.holders.iter().map(|holder| holder.fence);
+        fences.filter(|fence| only.is_none_or(|only| *fence == only)).collect()
+    }
+
     /// Revokes the lock, on behalf of `by`, from all its holders or from those with one of these `fences`.
     ///
     /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the lock

@@ -82,6 +82,9 @@ pub(super) struct Draft<'a> {
     /// Whether the lease of the asking client is renewed, see
     /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
+    /// The token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
+    /// the life keeps the others from the lock, because the command still runs.
+    pub(super) given_up: Option<&'a Token>,
     /// Whether the lock was not read for this, see [`RememberedLock`](super::operation::RememberedLock).
     pub(super) is_from_memory: bool,
     /// Whether to write the record even if it stays the same.
@@ -150,8 +153,7 @@ impl Draft<'_> {
         for life in &self.found().lives {
             let was_there = self.before.holders.iter().any(|holder| holder.token == life.token);
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
-            // Our own life is useless if we are not in the record.
-            if !is_there && (was_there || self.facts.asking == Some(&life.token)) {
+            if !is_there && (was_there || self.given_up == Some(&life.token)) {
                 if change.operations.len() < LIVES_MAX {
                     change.operations.push(Operation::Delete(names.life(&life.token)));
                 }

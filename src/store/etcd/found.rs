@@ -256,6 +256,11 @@ impl Found {
         self.lives.iter().find(|life| life.token == *token).map(|life| life.lease)
     }
 
+    /// Returns the leases of the holders that are missing from the record.
+    pub(super) fn unrecorded_leases(&self) -> impl Iterator<Item = i64> {
+        self.lives.iter().filter(|life| self.is_unrecorded(&life.token)).map(|life| life.lease)
+    }
+
     /// Returns the leases of the lives here that no life in `other` has.
     pub(super) fn leases_without(&self, other: &Found) -> impl Iterator<Item = i64> {
         let is_there = |lease: &i64| other.lives.iter().any(|life| life.lease == *lease);
@@ -273,7 +278,8 @@ impl Found {
     }
 }
 
-/// Returns a holder of which only the life is known, not for how long it lasts.
+/// Returns a holder of which only the life is known, neither for how long it lasts nor what it is for: a command may run under
+/// the lock.
 fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     const UNKNOWN_MS: u64 = 1000;
     let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: None };
@@ -281,7 +287,7 @@ fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
         token: token.clone(),
         since_ms: now_ms,
         lease: Some(lease),
-        purpose: Purpose::Hand,
+        purpose: Purpose::Forgotten,
         ..HolderState::default()
     }
 }

@@ -7,6 +7,7 @@ use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
 use super::found::{Found, OwnRow, Scope};
+use super::http::Response;
 use super::keys::{Names, all_states, decoded, range_end};
 use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
@@ -100,19 +101,27 @@ impl EtcdStore {
     /// Returns the state, and how long each holder's lease still lasts.
     fn judge(&mut self, found: &Found, now_ms: u64) -> Result<(LockState, Vec<(Token, Duration)>), Failure> {
         let state = found.state(None, &self.observed, now_ms);
-        let leases: Vec<_> = found.lives.iter().map(|life| api::time_to_live(life.lease)).collect();
+        let leases: Vec<_> = found.lives.iter().map(|life| life.lease).collect();
+        let left = self.time_left(&leases)?;
+        let tokens = found.lives.iter().map(|life| life.token.clone());
+        Ok((state, tokens.zip(left).filter_map(|(token, left)| Some((token, left?))).collect()))
+    }
+
+    /// Returns how long each of these leases still lasts; `None`: that is not known.
+    pub(super) fn time_left(&mut self, leases: &[i64]) -> Result<Vec<Option<Duration>>, Failure> {
         if leases.is_empty() {
-            return Ok((state, Vec::new()));
+            return Ok(Vec::new());
         }
-        let responses = self.client.exchange(&leases, Effect::Reads, Moment::now() + self.timeout)?;
-        let mut left = Vec::new();
-        for (life, response) in found.lives.iter().zip(&responses) {
-            if Failure::of_response(response).is_none() {
-                let seconds = u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).unwrap_or(0);
-                left.push((life.token.clone(), Duration::from_secs(seconds)));
+        let questions: Vec<_> = leases.iter().map(|lease| api::time_to_live(*lease)).collect();
+        let responses = self.client.exchange(&questions, Effect::Reads, Moment::now() + self.timeout)?;
+        let left = |response: &Response| {
+            if Failure::of_response(response).is_some() {
+                return Ok(None);
             }
-        }
-        Ok((state, left))
+            let seconds = u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).unwrap_or(0);
+            Ok(Some(Duration::from_secs(seconds)))
+        };
+        responses.iter().map(left).collect()
     }
 }
 

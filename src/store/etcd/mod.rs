@@ -164,7 +164,7 @@ fn by(claim: &Claim) -> Subject<'_> {
 
 /// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, may_wait: false, needs_all_waiters: false }
+    Subject { key, asking: None, may_wait: false, gives_up: false, needs_all_waiters: false }
 }
 
 impl Store for EtcdStore {
@@ -232,7 +232,7 @@ impl Store for EtcdStore {
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let by_hand = matches!(how, Release::ByHand);
-        let subject = Subject { asking: Some(token), may_wait: by_hand, ..on(key) };
+        let subject = Subject { asking: Some(token), may_wait: by_hand, gives_up: !by_hand, ..on(key) };
         // What the last attempt found. If its outcome is unknown, and the lock was ours then and no longer is, that attempt
         // has released it.
         let mut before = None;
@@ -254,7 +254,8 @@ impl Store for EtcdStore {
         let voids_late_requests = in_flight && claim.request.is_none();
         // The request itself has taken its time already.
         let timeout = self.timeout / 2;
-        let subject = Subject { may_wait: true, ..by(claim) };
+        // Under a token of the user's own, a command may run.
+        let subject = Subject { may_wait: true, gives_up: claim.request.is_none(), ..by(claim) };
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });
@@ -268,15 +269,13 @@ impl Store for EtcdStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        // The fences that the first attempt finds: another attempt must not hit a later holder. And the last answer: if its
-        // outcome is unknown, it may have been carried out.
+        // The fences that the first attempt finds. And the last answer: if its outcome is unknown, it may have been carried out.
         let (mut meant, mut answered): (Option<Vec<u64>>, Option<state::Revoked>) = (None, None);
-        self.client.may_be_done = false;
+        let mut unrecorded = Vec::new();
         let revoked = self.once(on(key), |state, facts| {
-            let fences = meant.get_or_insert_with(|| {
-                let found = state.holders.iter().map(|holder| holder.fence);
-                found.filter(|found| fence.is_none_or(|fence| *found == fence)).collect()
-            });
+            let fences = meant.get_or_insert_with(|| state.fences(fence));
+            // Their fence is unknown.
+            unrecorded = facts.found.unrecorded_leases().filter(|_| fences.contains(&0)).collect();
             let applied = state.revoke(Some(fences), by, now, facts);
             let answer = match answered.take().filter(|_| facts.may_be_done) {
                 Some(first) => first.made_again(&applied.answer),
@@ -287,7 +286,14 @@ impl Store for EtcdStore {
         });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         self.revoke_unused_leases();
-        Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
+        let mut revoked = from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new());
+        if let Revoked::From { free_in, .. } = &mut revoked
+            && !free_in.is_zero()
+        {
+            let left = self.time_left(&unrecorded).unwrap_or_default();
+            *free_in = left.into_iter().flatten().fold(*free_in, Duration::max);
+        }
+        Ok(revoked)
     }
 }
 

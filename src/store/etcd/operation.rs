@@ -29,6 +29,8 @@ pub(super) struct Subject<'a> {
     pub(super) asking: Option<&'a Token>,
     /// Whether that token may be in the queue without our knowledge.
     pub(super) may_wait: bool,
+    /// Whether no command runs under that token any more.
+    pub(super) gives_up: bool,
     /// Whether all waiters matter, not only the first.
     pub(super) needs_all_waiters: bool,
 }
@@ -150,6 +152,7 @@ impl EtcdStore {
                 before: &before,
                 after: &state,
                 begins_lease: applied.begins_lease,
+                given_up: subject.asking.filter(|_| subject.gives_up),
                 is_from_memory: source.is_remembered(),
                 // Waiters that join at the same time must conflict, so that no more join than are allowed.
                 forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &state),

@@ -6,6 +6,7 @@ mod directory;
 mod etcd_clusters;
 mod etcd_faults;
 mod etcd_members;
+mod etcd_records;
 mod etcd_unanswered;
 mod etcd_users;
 mod failover;
