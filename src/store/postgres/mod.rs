@@ -52,7 +52,7 @@ use connection::Connection;
 use facts::TableFacts;
 use failure::Failure;
 use notices::Notices;
-use operation::{Committed, LOGIN_PATIENCE, Subject};
+use operation::{Committed, LOGIN_PATIENCE, Repetition, Subject};
 use schema::Tables;
 use url::Server;
 use waiting::WaitState;
@@ -161,7 +161,8 @@ impl PostgresStore {
         key: &Key,
         mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<state::Renewed>,
     ) -> Result<Renewed, StoreError> {
-        let renewed = self.once(on(key), |state, facts| Ok(rules(state, facts)));
+        let subject = Subject { repetition: Repetition::Harmless, ..on(key) };
+        let renewed = self.once(subject, |state, facts| Ok(rules(state, facts)));
         let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
         Ok(from_state::renewed(answer, Now::unix(now_ms)))
     }
@@ -191,7 +192,7 @@ enum Confirmed {
 
 /// Returns the subject of an operation by the claim.
 fn by(claim: &Claim) -> Subject<'_> {
-    Subject { asking: Some(&claim.token), may_be_new: true, ..on(&claim.key) }
+    Subject { asking: Some(&claim.token), repetition: Repetition::Harmless, may_be_new: true, ..on(&claim.key) }
 }
 
 /// Returns the subject of an operation on a lock.
@@ -199,6 +200,7 @@ fn on(key: &Key) -> Subject<'_> {
     Subject {
         key,
         asking: None,
+        repetition: Repetition::Harmful,
         needs_all_waiters: false,
         answer_by: None,
         may_be_new: false,
@@ -278,7 +280,7 @@ impl Store for PostgresStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        let subject = Subject { asking: Some(token), ..on(key) };
+        let subject = Subject { asking: Some(token), repetition: Repetition::Harmless, ..on(key) };
         // What the last attempt answered. If its outcome is unknown, and the lock was ours then but is no longer, that attempt has released
         // it.
         let mut before = None;

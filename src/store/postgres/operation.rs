@@ -35,6 +35,8 @@ pub(super) struct Subject<'a> {
     pub(super) key: &'a Key,
     /// The one that asks, if it may be in the queue.
     pub(super) asking: Option<&'a Token>,
+    /// Whether the request may be carried out twice.
+    pub(super) repetition: Repetition,
     /// Whether all waiters matter, not only the first ones.
     pub(super) needs_all_waiters: bool,
     /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`LOGIN_PATIENCE`].
@@ -46,6 +48,15 @@ pub(super) struct Subject<'a> {
     pub(super) may_be_done: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
+}
+
+/// Whether a request whose outcome is unknown may be sent again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repetition {
+    /// Yes: it is made under a token, so it has the same outcome.
+    Harmless,
+    /// No.
+    Harmful,
 }
 
 impl Subject<'_> {
@@ -92,8 +103,7 @@ impl Attempt {
             // An old connection may lead to a server that is gone.
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
             was_idle: is_connected,
-            // A request under a token has the same outcome if it is carried out again.
-            may_be_repeated: subject.asking.is_some(),
+            may_be_repeated: subject.repetition == Repetition::Harmless,
         }
     }
 

@@ -132,11 +132,11 @@ impl Refusal {
         self.code == "54000"
     }
 
-    /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed. That says nothing
-    /// about the request.
+    /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed; perhaps even
+    /// before the login was complete. That says nothing about the request.
     pub(super) fn is_of_ended_session(&self) -> bool {
         // admin_shutdown, crash_shutdown
-        self.ends_session && matches!(self.code.as_str(), "57P01" | "57P02")
+        self.is_fatal && matches!(self.code.as_str(), "57P01" | "57P02")
     }
 
     /// Returns whether others have kept the statement from being carried out in time.
@@ -210,6 +210,16 @@ mod tests {
         assert!(!refusal("42P17", true).is_transient(), "it was not let in");
         for code in LASTING {
             assert!(!refusal(code, true).in_session().is_transient(), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_session_that_is_ended_during_its_login_is_an_ended_one() {
+        for (code, is_fatal, is_ended) in
+            [("57P01", true, true), ("57P02", true, true), ("57P01", false, false), ("57P03", true, false)]
+        {
+            assert_eq!(refusal(code, is_fatal).is_of_ended_session(), is_ended, "{code}");
+            assert_eq!(refusal(code, is_fatal).in_session().is_of_ended_session(), is_ended, "{code}");
         }
     }
 

@@ -24,6 +24,7 @@ mod postgres_mismatch;
 mod postgres_others;
 mod postgres_passwords;
 mod postgres_pooler;
+mod postgres_repeated;
 mod postgres_tls;
 mod postgres_unusable;
 mod postgres_waiters;
