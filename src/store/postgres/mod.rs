@@ -29,7 +29,6 @@ mod url;
 mod waiting;
 mod writing;
 
-use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -318,8 +317,12 @@ impl Store for PostgresStore {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        let fences = fence.as_ref().map(slice::from_ref);
-        let revoked = self.once(on(key), |state, facts| Ok(state.revoke(fences, by, now, facts)));
+        // The fences that the first attempt finds.
+        let mut meant = None;
+        let revoked = self.once(on(key), |state, facts| {
+            let fences = meant.get_or_insert_with(|| state.fences(fence));
+            Ok(state.revoke(Some(fences), by, now, facts))
+        });
         let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
     }

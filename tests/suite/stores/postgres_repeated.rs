@@ -1,9 +1,38 @@
 //! Requests that PostgreSQL has not carried out, and that are repeated.
 
-use crate::support::hand::{token, until_waiting};
+use crate::support::hand::{release, renew, token, until_waiting};
 use crate::support::lockrun::waiting_for_its_end;
+use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, Lockrun, Postgres, eventually};
+
+// "Takes the lock from its holder": a `break` whose transaction was rolled back, and is repeated, takes nothing from the next holder.
+on_postgres!(a_repeated_break_takes_nothing_from_the_next_holder, |store, postgres| {
+    let held = token(store, "k", &["--ttl", "10m"]);
+    postgres.ask(
+        "CREATE SEQUENCE tries;
+         CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF nextval('public.tries') > 1 THEN RETURN new; END IF;
+             PERFORM pg_advisory_xact_lock(7);
+             RAISE EXCEPTION 'not now' USING ERRCODE = '40001';
+         END $$",
+    );
+    let (proxy, hold_up) = (store.proxy(), postgres.transaction("SELECT pg_advisory_xact_lock(7)"));
+    postgres.ask("CREATE TRIGGER refuse BEFORE UPDATE ON lockrun.locks FOR EACH ROW EXECUTE FUNCTION refuse_once()");
+    let call = Lockrun::bare().args(["break", "--store", &proxy.url(), "--store-timeout", "60s"]);
+    let broken = call.key("k").spawn();
+    let blocked =
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'lockrun'";
+    eventually(LONG, "it is about to be rolled back", || postgres.count(blocked) == 1);
+    proxy.set(Mode::HoldAt("FOR UPDATE"));
+    hold_up.commit();
+    eventually(LONG, "it is repeated", || proxy.held() > 0);
+    release(store, "k", &held).exited(0).silent();
+    let next = token(store, "k", &["--ttl", "10m"]);
+    proxy.set(Mode::Pass);
+    broken.wait().exited(75).said("was passed on before it could be broken: it stays with ");
+    renew(store, "k", &next, &[]).exited(0).silent();
+});
 
 /// Ends the one session of lockrun that waits for a lock of the server.
 #[track_caller]
