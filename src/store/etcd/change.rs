@@ -269,6 +269,11 @@ impl Change {
         self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease))
     }
 
+    /// Returns whether it uses a lease that an earlier attempt has created.
+    pub(super) fn uses_created(&self, leases: &NewLeases) -> bool {
+        self.grants.iter().any(|(lease, _)| leases.created.contains(lease))
+    }
+
     /// Returns the requests that make the change; the last is the transaction. It also reads the lock: as it was found if the
     /// change is not made, and as the change leaves it if it [`reads_back`](Change::reads_back).
     pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {

@@ -185,6 +185,9 @@ impl Store for EtcdStore {
         }
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
+        if if_held != IfHeld::Leave && committed.as_ref().is_err_and(Failure::is_transient) {
+            self.keep_place();
+        }
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {

@@ -167,7 +167,16 @@ impl EtcdStore {
                     continue;
                 }
             } else {
-                let transacted = self.commit(&change, &scope, leases, deadline)?;
+                let uses_old = change.uses_created(leases);
+                let transacted = match self.commit(&change, &scope, leases, deadline) {
+                    Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
+                        // A lease that an earlier attempt has created was not used in time.
+                        *leases = NewLeases::default();
+                        basis = self.read_for(&scope, deadline)?;
+                        continue;
+                    }
+                    committed => committed?,
+                };
                 if !transacted.succeeded {
                     let may_have_joined = self.client.may_be_done && change.own_row.is_some();
                     let fresh = if may_have_joined {

@@ -228,6 +228,7 @@ impl EtcdStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
+        self.keep_place();
         let (Some(mut wait), Some((row, lease))) = (self.wait.take(), self.own_row.clone()) else {
             return Ok(Wakeup::TryAgain);
         };
@@ -285,7 +286,7 @@ impl EtcdStore {
                 return Ok(Wakeup::TryAgain);
             }
             if wait.keep_alive_at <= now {
-                if !self.keep_alive(lease)? {
+                if !self.keep_alive(lease, self.timeout)? {
                     return Ok(Wakeup::TryAgain);
                 }
                 wait.keep_alive_at = Moment::now() + KEEP_ALIVE;
@@ -293,9 +294,19 @@ impl EtcdStore {
         }
     }
 
-    /// Renews the lease of our row. Returns whether it still existed.
-    fn keep_alive(&mut self, lease: i64) -> Result<bool, Failure> {
-        let deadline = Moment::now() + self.timeout;
+    /// Renews the lease of our row if that is due, although we do not sleep: while other requests fail, our place in the queue
+    /// must not be lost. If this fails, too, the next sleep or failure repeats it.
+    pub(super) fn keep_place(&mut self) {
+        let (Some(wait), Some((_, lease))) = (&self.wait, &self.own_row) else { return };
+        // The request that has failed has taken its time already.
+        if wait.keep_alive_at <= Moment::now() && self.keep_alive(*lease, self.timeout / 4).is_ok() {
+            self.wait.iter_mut().for_each(|wait| wait.keep_alive_at = Moment::now() + KEEP_ALIVE);
+        }
+    }
+
+    /// Renews the lease of our row, within `timeout`. Returns whether it still existed.
+    fn keep_alive(&mut self, lease: i64, timeout: Duration) -> Result<bool, Failure> {
+        let deadline = Moment::now() + timeout;
         let responses = self.client.exchange(&[api::keep_alive(lease)], Effect::Reads, deadline)?;
         let response = responses.first().ok_or(Failure::Closed)?;
         match Failure::of_response(response) {

@@ -5,6 +5,7 @@ mod broken_records;
 mod directory;
 mod etcd_clusters;
 mod etcd_faults;
+mod etcd_leases;
 mod etcd_members;
 mod etcd_records;
 mod etcd_unanswered;

@@ -191,6 +191,11 @@ impl Etcd {
         self.ask("/v3/lease/leases", &json!({}))["leases"].as_array().map_or(0, Vec::len)
     }
 
+    /// Returns how often clients have kept a lease alive.
+    pub(crate) fn kept_alive(&self) -> u64 {
+        self.members.iter().map(|it| it.figure("grpc_server_msg_received_total", "\"LeaseKeepAlive\"")).sum()
+    }
+
     /// Returns the lives of a lock's holders.
     pub(crate) fn lives(&self, key: &str) -> Vec<Stored> {
         self.keys(&format!("{PREFIX}life/{}/", encoded(key)))

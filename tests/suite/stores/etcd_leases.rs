@@ -1,0 +1,78 @@
+//! Leases of etcd: a holder's that is revoked by hand, and a waiter's that must not end while the waiter lives.
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::support::hand::{is_held, release, token, until_waiting};
+use crate::support::processes::send;
+use crate::support::proxy::Mode;
+use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually};
+
+// "A lock is free when its lease ends": a lease that was revoked by hand lasts until the end in the record, even if that was written by a
+// member whose clock is ahead.
+#[test]
+fn a_lease_is_revoked_whose_end_was_written_by_a_fast_clock() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    token(&store, "k", &["--ttl", "10m"]);
+    let lease = etcd.lives("k")[0].lease.clone();
+    etcd.edit("k", |state| {
+        let end = &mut state["holders"][0]["lease"]["ends_ms"];
+        *end = json!(end.as_u64().expect("a time") + 5_000);
+    });
+    etcd.ask("/v3/lease/revoke", &json!({ "ID": lease }));
+    assert!(is_held(&store, "k"));
+    // An end that is far too late is a mistake.
+    etcd.edit("k", |state| {
+        let end = &mut state["holders"][0]["lease"]["ends_ms"];
+        *end = json!(end.as_u64().expect("a time") + 3_600_000);
+    });
+    assert!(!is_held(&store, "k"));
+}
+
+// "Places survive": a waiter shows that it is alive also while its other requests fail.
+#[test]
+fn a_waiter_keeps_its_place_while_its_requests_fail() {
+    for request in ["/v3/watch", "/v3/kv/txn"] {
+        let store = Store::Etcd(Etcd::of(1));
+        let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+        let holder = Holder::new(&store, "k");
+        let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v"]).command(["echo", "ran"]);
+        let mut waiter = call.spawn();
+        waiter.wait_for_stderr("waiting");
+        proxy.set(Mode::CloseAt(request));
+        let before = etcd.kept_alive();
+        eventually(LONG, "it renews the lease of its row", || etcd.kept_alive() > before);
+        assert!(!waiter.has_ended(), "{}", waiter.stderr());
+        proxy.set(Mode::Pass);
+        holder.end();
+        waiter.wait().exited(0).printed("ran\n");
+    }
+}
+
+// A waiter whose attempt to join took so long that the lease of its row has ended tries again with another one.
+#[test]
+fn a_waiter_joins_too_late_for_its_lease() {
+    let store = Store::Etcd(Etcd::of(1));
+    let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+    let held = token(&store, "k", &["--ttl", "10m"]);
+    proxy.set(Mode::HoldAt("request_put"));
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "24h", "--store-timeout", "60s"]);
+    let waiter = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "it joins", || proxy.held() > 0);
+    // Its first attempt fails, but creates the lease.
+    etcd.edit("k", |_| {});
+    let signal = |signal| waiter.processes().iter().for_each(|pid| send(*pid, signal));
+    signal(Signal::SIGSTOP);
+    proxy.set(Mode::Pass);
+    let of_holder = etcd.lives("k")[0].lease.clone();
+    eventually(LONG, "it has a lease", || etcd.leases() == 2);
+    eventually(LONG, "its attempt has failed", || proxy.delivered() > 0);
+    let leases = etcd.ask("/v3/lease/leases", &json!({}))["leases"].clone();
+    let ids = leases.as_array().into_iter().flatten().map(|lease| &lease["ID"]);
+    ids.filter(|id| **id != json!(of_holder)).for_each(|id| drop(etcd.ask("/v3/lease/revoke", &json!({ "ID": id }))));
+    signal(Signal::SIGCONT);
+    until_waiting(&store, "k", 1);
+    release(&store, "k", &held).exited(0);
+    waiter.wait().exited(0).printed("ran\n").silent();
+}
