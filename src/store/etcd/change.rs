@@ -217,7 +217,10 @@ impl Draft<'_> {
         let changes_record = *record != self.found().stored;
         // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
-        if !is_needed && !self.forces_write {
+        // A forced write of nothing has left it. Not for a token, whose own late request that write may have to refuse.
+        let is_leftover =
+            self.facts.asking.is_none() && self.found().record_revision != 0 && *record == LockState::default();
+        if !is_needed && !is_leftover && !self.forces_write {
             return;
         }
         let key = self.scope.names.state.clone();

@@ -164,11 +164,11 @@ impl EtcdStore {
             let now_ms = self.client.now_ms();
             let state = found.state(None, &self.observed, now_ms);
             let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
-            return Ok(state != LockState::default() && state.is_prunable(unused_for, &facts));
+            return Ok(found.record_revision != 0 && state.is_prunable(unused_for, &facts));
         }
         let subject = Subject { needs_all_waiters: true, ..on(key) };
         let pruned = self.once(subject, |state, facts| {
-            let is_prunable = *state != LockState::default() && state.is_prunable(unused_for, facts);
+            let is_prunable = facts.found.record_revision != 0 && state.is_prunable(unused_for, facts);
             if is_prunable {
                 *state = LockState::default();
             }

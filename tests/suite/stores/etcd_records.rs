@@ -1,4 +1,4 @@
-//! Records in etcd that were deleted by hand.
+//! Records in etcd that were deleted by hand, or contain nothing.
 
 use crate::support::hand::{break_lock, is_held, token};
 use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, witness};
@@ -41,4 +41,18 @@ fn a_lock_without_a_record_is_broken() {
     assert!(is_held(&store, "k"));
     break_lock(&store, "k", &["--now"]).exited(0).said("its command may still be running");
     assert!(!is_held(&store, "k") && etcd.lives("k").is_empty());
+}
+
+// "`prune` removes what is left of locks": also a record in which nothing is left. A cancelled request whose first answer was lost leaves one.
+#[test]
+fn an_empty_record_is_pruned() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let prune = |options: &[&str]| Lockrun::other("prune", &store).args(["--older-than", "1d"]).args(options).run();
+    etcd.put("lockrun/state/job-2026-11-26", r#"{"key":"","fence":0}"#);
+    for options in [&["--dry-run"][..], &[]] {
+        prune(options).exited(0).printed("job-2026-11-26\n").silent();
+    }
+    assert!(etcd.keys("lockrun/").is_empty());
+    prune(&[]).exited(0).printed("").silent();
 }
