@@ -119,11 +119,39 @@ pub(super) struct LoggedIn {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Refused {
-    /// etcd's message.
-    pub(super) error: String,
-    pub(super) message: String,
-    /// A status code of gRPC.
-    pub(super) code: u32,
+    error: RefusedError,
+    message: String,
+    code: u32,
+}
+
+/// The same message again; or, in the answer to a rejected stream, all that the answer says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum RefusedError {
+    Message(String),
+    OfStream {
+        message: String,
+        // Gateways of etcd 3.4 and 3.5 write the longer name.
+        #[serde(alias = "grpc_code")]
+        code: u32,
+    },
+}
+
+impl Default for RefusedError {
+    fn default() -> Self {
+        RefusedError::Message(String::new())
+    }
+}
+
+impl Refused {
+    /// Returns the status code of gRPC and etcd's message. `None`: the answer is not the gateway's.
+    pub(super) fn code_and_message(self) -> Option<(u32, String)> {
+        let (code, message) = match self.error {
+            RefusedError::OfStream { message, code } => (code, message),
+            RefusedError::Message(error) => (self.code, if error.is_empty() { self.message } else { error }),
+        };
+        (code != 0 && !message.is_empty()).then_some((code, message))
+    }
 }
 
 /// Reads an answer.

@@ -157,15 +157,22 @@ impl Client {
     /// Asks the present member. Logs in again, once, if the member no longer knows our log-in.
     fn ask(&mut self, flight: &[Request], effect: Effect, deadline: Moment) -> Result<Vec<Response>, Failure> {
         let mut logs_in = true;
+        let mut responses = Vec::new();
         loop {
-            self.connect(deadline)?;
             self.log_in(deadline)?;
-            let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
+            let mut connection = self.take_connection(deadline)?;
             let sent_at = Moment::now();
-            let answers = converse(connection, flight, self.token.as_deref(), deadline);
+            let answers = converse(&mut connection, &flight[responses.len()..], self.token.as_deref(), deadline);
             let failure = match answers {
-                Ok(responses) => {
+                Ok(more) => {
                     self.round_trip = Moment::now().since(sent_at);
+                    self.keep_connection(connection, &more);
+                    responses.extend(more);
+                    if responses.len() < flight.len() {
+                        // The member has closed the connection, and has not carried out the rest; but a proxy may have sent it on.
+                        self.may_be_done |= effect == Effect::Writes;
+                        continue;
+                    }
                     if let Some(date) = responses.iter().rev().find_map(|response| response.date) {
                         self.clock = Some((member_ms(our_ms(), date), Moment::now()));
                     }
@@ -175,6 +182,7 @@ impl Client {
                         None if logs_in && self.token.is_some() && responses.iter().any(has_no_token) => {
                             self.token = None;
                             logs_in = false;
+                            responses.clear();
                             continue;
                         }
                         None => return Ok(responses),
@@ -189,11 +197,13 @@ impl Client {
         }
     }
 
-    fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
-        if self.connection.is_none() {
-            self.connection = Some(self.dial(deadline)?);
-        }
-        Ok(())
+    fn take_connection(&mut self, deadline: Moment) -> Result<Connection, Failure> {
+        self.connection.take().map_or_else(|| self.dial(deadline), Ok)
+    }
+
+    /// Keeps the connection for the next request, unless the member closes it after these answers.
+    fn keep_connection(&mut self, connection: Connection, answers: &[Response]) {
+        self.connection = answers.iter().all(|answer| !answer.is_last).then_some(connection);
     }
 
     /// Opens another connection to the present member.
@@ -204,8 +214,10 @@ impl Client {
 
     fn log_in(&mut self, deadline: Moment) -> Result<(), Failure> {
         let (Some((user, password)), None) = (&self.cluster.login, &self.token) else { return Ok(()) };
-        let Some(connection) = &mut self.connection else { return Err(Failure::Closed) };
-        let responses = converse(connection, &[api::log_in(user, password)], None, deadline)?;
+        let request = api::log_in(user, password);
+        let mut connection = self.take_connection(deadline)?;
+        let responses = converse(&mut connection, &[request], None, deadline)?;
+        self.keep_connection(connection, &responses);
         let response = responses.first().ok_or(Failure::Closed)?;
         if let Some(failure) = Failure::of_response(response) {
             return Err(failure);
@@ -230,7 +242,7 @@ fn share(left: Duration, members: usize, failed: usize, has_elections: bool, lea
     (left / parts).max(least).min(left)
 }
 
-/// Sends the requests in one flight, and reads their answers.
+/// Sends the requests in one flight, and reads their answers; fewer if the member closes the connection after one of them.
 fn converse(
     connection: &mut Connection,
     flight: &[Request],
@@ -238,7 +250,11 @@ fn converse(
     deadline: Moment,
 ) -> Result<Vec<Response>, Failure> {
     connection.send(flight, token, deadline)?;
-    flight.iter().map(|_| connection.receive(deadline)).collect()
+    let mut responses: Vec<Response> = Vec::new();
+    while responses.len() < flight.len() && responses.last().is_none_or(|last| !last.is_last) {
+        responses.push(connection.receive(deadline)?);
+    }
+    Ok(responses)
 }
 
 fn has_no_token(response: &Response) -> bool {
@@ -261,6 +277,8 @@ fn member_ms(our_ms: u64, date: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::scripted;
+    use crate::store::etcd::url::parse;
 
     #[test]
     fn each_member_gets_a_share_of_the_time() {
@@ -272,6 +290,28 @@ mod tests {
             assert_eq!(share(150, 0, has_elections), ms(100), "the least");
             assert_eq!(share(30, 0, has_elections), ms(30), "all that is left");
         }
+    }
+
+    /// Returns an answer with this body, after which the member keeps the connection or closes it.
+    fn answer(body: &str, connection: &str) -> String {
+        format!("HTTP/1.1 200 OK\r\nConnection: {connection}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[test]
+    fn what_follows_a_closed_connection_is_sent_over_another_one() {
+        let cluster = parse("etcd://127.0.0.1").expect("is a URL");
+        let mut client = Client::new(cluster).expect("needs no files");
+        let deadline = Moment::now() + Duration::from_mins(1);
+        let (first, rest) = (answer("1", "close"), [answer("2", "keep-alive"), answer("3", "Close")].concat());
+        let bodies = scripted::with([first, rest, answer("4", "keep-alive")].map(String::into_bytes), || {
+            let mut ask = |count| {
+                let flight = vec![api::alarms(); count];
+                let responses = client.exchange(&flight, Effect::Writes, deadline).expect("all are answered");
+                responses.into_iter().map(|response| response.body).collect::<Vec<_>>().concat()
+            };
+            [ask(3), ask(1)].concat()
+        });
+        assert_eq!(String::from_utf8_lossy(&bodies), "1234");
     }
 
     #[test]

@@ -153,14 +153,13 @@ impl Failure {
         if response.status == 200 {
             return None;
         }
-        let refused = api::read::<Refused>(&response.body).unwrap_or_default();
-        let message = if refused.error.is_empty() { refused.message } else { refused.error };
-        if message.is_empty() || refused.code == 0 {
+        let refused = api::read::<Refused>(&response.body).ok().and_then(Refused::code_and_message);
+        Some(match refused {
+            Some((code, message)) => Failure::Refused(Refusal { code, message }),
             // The answer is not from etcd's gateway, but from etcd itself or from a proxy.
-            let is_about_name = response.status == 400 && response.body.starts_with(b"CommonName ");
-            return Some(if is_about_name { Failure::CommonName } else { Failure::Proxy(response.status) });
-        }
-        Some(Failure::Refused(Refusal { code: refused.code, message }))
+            None if response.status == 400 && response.body.starts_with(b"CommonName ") => Failure::CommonName,
+            None => Failure::Proxy(response.status),
+        })
     }
 
     /// Returns whether another member may answer the same request.
@@ -203,7 +202,10 @@ impl Failure {
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(500..) => Trouble::Unavailable,
+            // Of a proxy: Request Timeout, Too Many Requests, and errors of a server.
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(408 | 429 | 500..) => {
+                Trouble::Unavailable
+            }
             Failure::Contended => Trouble::Busy,
             Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_passing() => Trouble::Unavailable,
@@ -265,9 +267,37 @@ mod tests {
 
     /// Returns the message about an answer with this body.
     fn said(status: u16, body: &str) -> String {
-        let response = Response { status, date: None, body: body.into() };
-        let failure = Failure::of_response(&response).expect("is a failure");
-        failure.explain(&parse("etcd://db").expect("is a URL")).to_string()
+        failure(status, body).explain(&parse("etcd://db").expect("is a URL")).to_string()
+    }
+
+    /// Returns the failure that an answer with this body reports.
+    fn failure(status: u16, body: &str) -> Failure {
+        let response = Response { status, date: None, body: body.into(), is_last: false };
+        Failure::of_response(&response).expect("is a failure")
+    }
+
+    #[test]
+    fn a_rejected_stream_is_read_like_any_other_request() {
+        let message = r#""message":"etcdserver: no leader""#;
+        for body in [
+            format!(r#"{{"error":"etcdserver: no leader","code":14,{message}}}"#),
+            format!(r#"{{"error":{{"grpc_code":14,"http_code":503,{message},"http_status":"Service Unavailable"}}}}"#),
+            format!(r#"{{"error":{{"code":14,{message},"details":[]}}}}"#),
+            format!(r#"{{"code":14,{message},"details":[]}}"#),
+        ] {
+            let Failure::Refused(refusal) = failure(503, &body) else { panic!("{body}") };
+            assert_eq!((refusal.code, refusal.message.as_str()), (14, "etcdserver: no leader"), "{body}");
+        }
+        for body in ["{}", "[]", "no JSON", r#"{"error":{}}"#, r#"{"error":7,"code":14}"#] {
+            assert!(matches!(failure(503, body), Failure::Proxy(503)), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_load_balancer_without_a_member_or_with_too_much_to_do_passes() {
+        for (status, passes) in [(408, true), (429, true), (502, true), (400, false), (403, false), (404, false)] {
+            assert_eq!(failure(status, "<html>").is_transient(), passes, "{status}");
+        }
     }
 
     #[test]

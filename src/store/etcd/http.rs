@@ -34,6 +34,8 @@ pub(super) struct Response {
     /// What the member's clock showed, in seconds of Unix time.
     pub(super) date: Option<u64>,
     pub(super) body: Vec<u8>,
+    /// Whether the connection is closed after it. Requests that were sent after this one are not carried out.
+    pub(super) is_last: bool,
 }
 
 /// A connection to a member.
@@ -42,6 +44,15 @@ pub(super) struct Connection {
     host: String,
     /// What was read and not used yet.
     buffer: Vec<u8>,
+}
+
+/// What the head of an answer says.
+#[derive(Clone, Copy)]
+struct Head {
+    status: u16,
+    date: Option<u64>,
+    length: Length,
+    is_last: bool,
 }
 
 /// How long a body is.
@@ -77,18 +88,19 @@ impl Connection {
     /// Reads the next answer.
     pub(super) fn receive(&mut self, deadline: Moment) -> Result<Response, Failure> {
         self.stream.set_deadline(deadline);
-        let (status, date, length) = self.head()?;
-        self.body(status, date, length)
+        let head = self.head()?;
+        self.body(head)
     }
 
     /// Reads the body of an answer with this head.
-    fn body(&mut self, status: u16, date: Option<u64>, length: Length) -> Result<Response, Failure> {
+    fn body(&mut self, head: Head) -> Result<Response, Failure> {
+        let Head { status, date, length, is_last } = head;
         let body = match length {
             Length::Known(length) if length > BODY_MAX => return Err(Failure::NotEtcd("an answer that is too long")),
             Length::Known(length) => self.take(length)?,
             Length::Chunked => self.chunks()?,
         };
-        Ok(Response { status, date, body })
+        Ok(Response { status, date, body, is_last })
     }
 
     /// Starts a stream of answers, such as a watch, and reads until `sign` has come. [`Connection::drain`] reads what
@@ -101,9 +113,9 @@ impl Connection {
         deadline: Moment,
     ) -> Result<(), Failure> {
         self.send(&[request], token, deadline)?;
-        let (status, date, length) = self.head()?;
-        if status != 200 {
-            let refused = self.body(status, date, length)?;
+        let head = self.head()?;
+        if head.status != 200 {
+            let refused = self.body(head)?;
             return Err(Failure::of_response(&refused).unwrap_or(Failure::NotEtcd("no watch")));
         }
         while !contains(&self.buffer, sign) {
@@ -134,8 +146,8 @@ impl Connection {
         (&self.buffer, goes_on)
     }
 
-    /// Reads the head of an answer: status, date, length of the body.
-    fn head(&mut self) -> Result<(u16, Option<u64>, Length), Failure> {
+    /// Reads the head of an answer.
+    fn head(&mut self) -> Result<Head, Failure> {
         loop {
             let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
             let mut head = httparse::Response::new(&mut fields);
@@ -154,8 +166,9 @@ impl Connection {
                         }
                         _ => return Err(Failure::NotEtcd("an answer of unknown length")),
                     };
+                    let is_last = field("Connection").is_some_and(|field| field.eq_ignore_ascii_case("close"));
                     self.buffer.drain(..end);
-                    return Ok((status, date, length));
+                    return Ok(Head { status, date, length, is_last });
                 }
                 Ok(httparse::Status::Partial) if self.buffer.len() <= HEAD_MAX => {}
                 _ => return Err(Failure::NotEtcd("what it answers is not HTTP")),
