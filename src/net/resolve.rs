@@ -84,12 +84,7 @@ impl LookUp {
         command.process_group(0);
         command.args(["ahosts", "--", host]).stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(OwnedFd::from(output));
-        let child = command.spawn().map_err(|error| {
-            let why = format!(
-                "its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build for musl"
-            );
-            io::Error::new(error.kind(), why)
-        })?;
+        let child = command.spawn().map_err(why_no_getent)?;
         Ok(LookUp { child: Some(child), answer, listed: Vec::new(), deadline })
     }
 
@@ -142,6 +137,25 @@ impl LookUp {
     }
 }
 
+/// Returns the error of a look-up for which getent could not be started. A lack of resources stays the error that it is: callers
+/// know it by its number.
+fn why_no_getent(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+            let why = format!(
+                "its name cannot be looked up, because getent(1) cannot be run: {error}; install it, write an address, or take a build for musl"
+            );
+            io::Error::new(error.kind(), why)
+        }
+        // No more processes.
+        io::ErrorKind::WouldBlock => {
+            let why = "its name cannot be looked up, because no process can be started; raise the limit of this user (ulimit -u) or of the                        cgroup (pids.max)";
+            io::Error::other(why)
+        }
+        _ => error,
+    }
+}
+
 /// Returns the error of a look-up that did not end in time.
 pub fn too_slow() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")
@@ -175,6 +189,8 @@ impl Drop for LookUp {
 mod tests {
     use std::time::Duration;
 
+    use nix::errno::Errno;
+
     use super::*;
 
     fn end_of(mut look_up: LookUp) -> io::Result<Vec<IpAddr>> {
@@ -195,6 +211,16 @@ mod tests {
             assert!(found.iter().all(|it| *it == IpAddr::from([127, 0, 0, 9])), "{found:?}");
             let unknown = end_of(look_up("no-such-host.invalid", deadline).expect("begins")).expect_err("is unknown");
             assert_eq!(unknown.kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    fn a_lack_of_resources_is_no_lack_of_getent() {
+        let why = |errno: Errno| why_no_getent(errno.into());
+        assert_eq!(why(Errno::EMFILE).raw_os_error(), Some(Errno::EMFILE as i32));
+        assert!(why(Errno::EAGAIN).to_string().contains("raise the limit"), "{}", why(Errno::EAGAIN));
+        for errno in [Errno::ENOENT, Errno::EACCES] {
+            assert!(why(errno).to_string().contains("install it"), "{}", why(errno));
         }
     }
 
