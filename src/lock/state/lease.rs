@@ -9,12 +9,16 @@ use crate::lock::holder::Holder;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 
-/// A lease. At its end the lock is free, whatever its holder does.
+/// A lease. At its end the lock is free, whatever its holder does. A record that lacks one of the fields is broken: otherwise it
+/// would be read as a lease that never ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// Its end; `None` if it never ends.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub ends_ms: Option<u64>,
-    /// How long it lasts after each renewal; `None` if it never ends.
+    /// How long it lasts after each renewal; `None` if it never ends and nobody renews it. The lease of a run that was made
+    /// endless by hand keeps its length, because lockrun goes on to renew it.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub ttl_ms: Option<u64>,
 }
 

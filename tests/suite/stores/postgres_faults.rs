@@ -193,6 +193,8 @@ on_postgres!(broken_records, |store, postgres| {
         serde_json::json!({"holders": [holder]}).to_string()
     };
     let lacking = ["token", "fence", "slot", "who", "since_ms", "lease"].map(holder);
+    let without = |field: &str| holder("nothing").replace(field, "other");
+    let lacking = [&lacking[..], &["ends_ms", "ttl_ms"].map(without)].concat();
     let others = ["{}", "[]", "7", "\"x\"", "null", "{\"holders\": 7}", "{\"holders\": [{}]}", "{\"fence\": -1}"];
     for broken in others.into_iter().chain(lacking.iter().map(String::as_str)) {
         token(store, "broken", &["--ttl", "none"]);
