@@ -355,9 +355,12 @@ fn read_row(row: &DataRowBody) -> Result<Row, Failure> {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+    use nix::poll::PollFlags;
+
     use super::*;
     use crate::net::dial::dial;
     use crate::net::endpoint::Endpoint;
+    use crate::net::stream::await_ready;
 
     /// Returns a connection and the server's end of it.
     fn connect() -> (Connection, TcpStream) {
@@ -379,16 +382,17 @@ mod tests {
         message(b'A', &[&[0; 4], channel, &[0], text, &[0]].concat())
     }
 
-    /// Returns the notifications that arrive after the server has sent these bytes.
+    /// Returns the notifications in these bytes of the server.
     fn hear(sent: &[u8]) -> Result<Vec<String>, Failure> {
+        const LAST: &str = "last";
         let (mut connection, mut server) = connect();
-        server.write_all(sent).expect("it is taken");
+        server.write_all(&[sent, &notification(b"c", LAST.as_bytes())].concat()).expect("it is taken");
         let mut heard = Vec::new();
-        // They may take a moment to arrive.
-        for _ in 0..50 {
+        while heard.last().is_none_or(|last| last != LAST) {
+            await_ready(&connection, PollFlags::POLLIN, Moment::now() + Duration::from_mins(1)).expect("they arrive");
             heard.extend(connection.notifications()?.into_iter().map(|it| it.message));
-            std::thread::sleep(Duration::from_millis(2));
         }
+        heard.pop();
         Ok(heard)
     }
 

@@ -128,12 +128,12 @@ fn no_lease_is_left() {
 // The same of a run that gives up because others change the lock: its write comes too late, and there is too little time for another one.
 #[test]
 fn no_lease_is_left_of_a_run_that_loses() {
-    const TIMEOUT: Duration = Duration::from_secs(4);
+    const TIMEOUT: Duration = Duration::from_secs(12);
     let store = Store::Etcd(Etcd::of(1));
     let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
     run(&store.url()).exited(0);
     proxy.set(Mode::HoldAt("request_put"));
-    let call = Lockrun::at(&proxy.url()).key("k").args(["--fail", "--ttl", "24h", "--store-timeout", "4s"]);
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--fail", "--ttl", "24h", "--store-timeout", "12s"]);
     let run = call.command(["true"]).spawn();
     eventually(LONG, "it writes", || proxy.held() > 0);
     etcd.edit("k", |_| {});
