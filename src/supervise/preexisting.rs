@@ -16,6 +16,7 @@
 use libc::pid_t;
 
 use super::process::{self, Process, own_pid};
+use crate::sys::children;
 
 /// The descendants that this process had before COMMAND started. Usually none.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ struct Known {
 impl Preexisting {
     /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will lead its own group.
     pub(super) fn note(own_group: bool) -> Self {
-        let found = if has_children() { process::descendants(own_pid(), |_| false) } else { None };
+        let found = if children::are_there() { process::descendants(own_pid(), |_| false) } else { None };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
         let processes = found.into_iter().flatten().map(known).collect();
         Preexisting { processes, group: own_group.then(own_group_id) }
@@ -55,23 +56,6 @@ impl Preexisting {
         let was_seen = || self.processes.iter().any(is_known);
         !self.is_empty() && (Some(process.group()) == self.group || was_seen())
     }
-}
-
-/// Returns whether this thread has a child, without reading /proc.
-fn has_children() -> bool {
-    has_children_among(libc::P_ALL, 0)
-}
-
-/// Returns whether a child of this thread, dead or alive, is in this process group.
-pub(super) fn has_children_in(group: pid_t) -> bool {
-    has_children_among(libc::P_PGID, group.cast_unsigned())
-}
-
-fn has_children_among(kind: libc::idtype_t, id: libc::id_t) -> bool {
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::uninit();
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WNOTHREAD;
-    // SAFETY: plain system call that may write to `info`, which is not read. It fails if there is no such child.
-    unsafe { libc::waitid(kind, id, info.as_mut_ptr(), options) != -1 }
 }
 
 pub(super) fn own_group_id() -> pid_t {

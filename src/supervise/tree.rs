@@ -13,11 +13,12 @@ use nix::sys::prctl;
 
 use super::cgroup::Cgroup;
 use super::ending;
-use super::preexisting::{self, Preexisting, own_group_id};
+use super::preexisting::{Preexisting, own_group_id};
 use super::process::{self, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
 use super::supervisor::Processes;
 use crate::lock::ending::Ending;
+use crate::sys::children;
 use crate::sys::signals::{self, Missed};
 
 /// COMMAND's process tree.
@@ -239,7 +240,7 @@ impl Tree {
     /// the group's id is not reused.
     fn signal_group(&self, signal: c_int) -> bool {
         // 0 stands for a COMMAND whose process id is not known; kill(2) would take it for this process's own group.
-        let reaches = self.own_group && self.group > 0 && preexisting::has_children_in(self.group);
+        let reaches = self.own_group && self.group > 0 && children::are_in(self.group);
         if reaches {
             // SAFETY: plain system call.
             unsafe { libc::kill(-self.group, signal) };

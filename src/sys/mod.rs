@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod acl;
 pub mod ancestors;
 pub mod backoff;
+pub mod children;
 pub mod clock;
 #[cfg(all(test, target_env = "gnu"))]
 pub mod coroutine;

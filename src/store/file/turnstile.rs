@@ -13,6 +13,7 @@ use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use super::{answers, ask, clock, no_fence};
 use crate::lock::state::{self, Facts as _};
 use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
+use crate::sys::children::ReapedByKernel;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 use changes::Changes;
@@ -215,6 +216,8 @@ impl PendingClaim {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, StoreError> {
+        // If this fails, children that were inherited stay zombies until COMMAND runs.
+        let _reaped = ReapedByKernel::begin();
         if !self.is_next {
             // The kernel queues this process, and removes it from the queue when the file is closed: nothing is left behind.
             let woken = waiter.wait_in_call(until, observer, || self.file.enter());

@@ -14,7 +14,6 @@
 
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
@@ -34,6 +33,7 @@ use crate::supervise::process::{self, Process};
 use crate::supervise::supervisor::{Finished, StopReason, Supervisor};
 use crate::supervise::terminal;
 use crate::supervise::tree::{Child, Tree};
+use crate::sys::children;
 use crate::sys::clock::Moment;
 use crate::sys::priority;
 use crate::sys::signals::{self, Missed, Signals};
@@ -156,10 +156,21 @@ impl Parent {
             if takes_over_at.is_some_and(|at| now >= at) {
                 return self.take_over(signals);
             }
+            self.reap_others();
             match poll(&mut [readable(signals), readable(&self.link)], time_until(takes_over_at)) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits what others leave
+    /// behind there. If the guardian has ended, COMMAND's processes are among the children, and are left to [`Parent::take_over`].
+    fn reap_others(&self) {
+        while let Some(pid) = children::first_ended()
+            && !self.guardian.has_ended()
+        {
+            children::reap(pid);
         }
     }
 
@@ -199,9 +210,6 @@ impl Child {
 
     /// Returns whether it has ended. Does not reap it.
     fn has_ended(&self) -> bool {
-        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-        let (id, options) = (self.0.cast_unsigned(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT);
-        // SAFETY: plain system call on a child of ours; it writes to `info`, all bits of which may be zero, or leaves it as it is.
-        unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), options) == 0 && info.assume_init().si_pid() != 0 }
+        children::has_ended(self.0)
     }
 }

@@ -6,6 +6,7 @@ mod crontab;
 mod descriptors;
 mod events;
 mod exit_status;
+mod first_process;
 mod guardian;
 mod hang_up;
 mod idle;
