@@ -32,6 +32,8 @@ pub struct Tree {
     own_group: bool,
     /// This process started COMMAND, so COMMAND's id is not reused until it is reaped here.
     own_child: bool,
+    /// COMMAND's parent, if it is dying and has not been reaped here: until then COMMAND's processes are its descendants.
+    dying_parent: Option<pid_t>,
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
     /// Whether COMMAND is stopped, as last reported by the kernel.
@@ -77,6 +79,7 @@ impl Tree {
             group: if setup.own_group { command } else { own_group_id() },
             own_group: setup.own_group,
             own_child: true,
+            dying_parent: None,
             ended: None,
             job_state: JobState::Running,
             unreported: None,
@@ -87,14 +90,21 @@ impl Tree {
         })
     }
 
-    /// Returns the tree of a COMMAND whose parent has died, so that its processes are becoming children of this one. `ended` is how
-    /// COMMAND ended, if the parent reaped it: its id may belong to another process now.
-    pub(super) fn adopt(command: pid_t, ended: Option<Ending>, own_group: bool, preexisting: Preexisting) -> Self {
+    /// Returns the tree of a COMMAND whose `parent`, a child of this process, is dying, so that its processes are becoming children of
+    /// this one. `ended` is how COMMAND ended, if the parent reaped it: its id may belong to another process now.
+    pub(super) fn adopt(
+        parent: pid_t,
+        command: pid_t,
+        ended: Option<Ending>,
+        own_group: bool,
+        preexisting: Preexisting,
+    ) -> Self {
         Tree {
             command,
             group: if own_group { command } else { own_group_id() },
             own_group,
             own_child: false,
+            dying_parent: Some(parent),
             ended,
             job_state: JobState::Running,
             unreported: None,
@@ -185,7 +195,7 @@ impl Tree {
             match pid {
                 0 => {
                     // Preexisting children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
-                    let may_be_gone = self.ended.is_some() || !self.own_child;
+                    let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
                     let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
                     self.gone = may_be_gone && !self.preexisting.is_empty() && is_all_dead();
                     return heard;
@@ -194,6 +204,9 @@ impl Tree {
                 -1 => {
                     self.gone = true;
                     return heard;
+                }
+                pid if Some(pid) == self.dying_parent => {
+                    self.dying_parent = self.dying_parent.filter(|_| ending(status).is_none());
                 }
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
@@ -256,7 +269,9 @@ impl Tree {
 
     /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
     fn all(&self) -> Option<Vec<Process>> {
-        process::descendants(own_pid(), |process| self.preexisting.includes(process))
+        // A dying parent may still be in lockrun's process group.
+        let is_parent = |process: Process| Some(process.pid) == self.dying_parent;
+        process::descendants(own_pid(), |process| !is_parent(process) && self.preexisting.includes(process))
     }
 }
 

@@ -187,6 +187,7 @@ impl Parent {
         self.guardian.signal(libc::SIGKILL);
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.
+        let guardian = self.guardian.0;
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
         let (command, ended) = match self.oversight.stage() {
@@ -194,7 +195,7 @@ impl Parent {
             Stage::AwaitingDescendants { command, ended } => (command, Some(ended)),
             _ => (0, None),
         };
-        let tree = Tree::adopt(command, ended, !self.has_terminal, self.preexisting);
+        let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.preexisting);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| ())?;

@@ -3,14 +3,18 @@
 use std::fs;
 use std::path::Path;
 
+use nix::libc;
+use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::support::deadline::eventually_some;
 use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, send};
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{LONG, Lockrun, Running, eventually};
+use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 /// Executes this call in a shell that already has a child; returns the child's id, too.
 fn with_a_child(call: &Lockrun, directory: &Path) -> (Running, i32) {
@@ -63,6 +67,14 @@ on_every_store!(they_are_not_killed, |store| {
     assert!(is_free(store, "before"));
 });
 
+/// Returns the guardian of a run that also has other children, when it is there.
+#[track_caller]
+fn guardian_of(run: &Running) -> i32 {
+    let is_guardian =
+        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "guardian\n");
+    eventually_some(LONG, "it has a guardian", || children(run.pid()).into_iter().find(is_guardian))
+}
+
 /// A shell with a child that, once it may, starts a process and ends: that process becomes the child of lockrun, which the shell has
 /// executed by then.
 const LATE: &str = "{ until [ -e \"$BEGIN\" ]; do sleep 0.01; done; sleep 600 & echo $! >\"$ID\"; } & exec \"$@\"";
@@ -113,12 +125,46 @@ on_every_lease_store!(what_they_leave_behind_outlives_the_guardian, |store| {
     let daemon = eventually_some(LONG, "the command has left a daemon", || {
         fs::read_to_string(&id).ok()?.strip_suffix('\n')?.parse().ok()
     });
-    let is_guardian =
-        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "guardian\n");
-    let guardian = children(run.pid()).into_iter().find(is_guardian).expect("it has a guardian");
-    send(guardian, Signal::SIGKILL);
+    send(guardian_of(&run), Signal::SIGKILL);
     eventually(LONG, "the run has ended", || run.has_ended());
     assert!(is_alive(late), "a process was ended that is none of lockrun's");
     assert!(!is_alive(daemon), "the command's daemon was left");
     run.wait().exited(125);
 });
+
+/// Continues a traced process until this event stops it.
+#[track_caller]
+fn trace_to(pid: Pid, event: i32) {
+    while !matches!(waitpid(pid, None), Ok(WaitStatus::PtraceEvent(_, _, now)) if now == event) {
+        ptrace::cont(pid, None).expect("it goes on");
+    }
+}
+
+// "COMMAND is dead before the lock can pass", also if the guardian, until COMMAND has started, is in the same process group as the shell's
+// children: it stands still there until lockrun kills it, and then takes a long time to die.
+#[test]
+fn the_command_of_a_dying_guardian_is_not_overlooked() {
+    let store = Store::redis();
+    let holder = Holder::new(&store, "before");
+    let directory = TempDir::new().expect("a temporary directory");
+    let call = Lockrun::new(&store).key("before").args(["--ttl", "3s", "--wait"]).command(["sleep", "600"]);
+    let (mut run, child) = with_a_child(&call, directory.path());
+    let guardian = Pid::from_raw(guardian_of(&run));
+    eventually(LONG, "it waits", || store.server().waiting("before").len() == 1);
+    let stops = Options::PTRACE_O_TRACEVFORKDONE | Options::PTRACE_O_TRACEEXIT;
+    ptrace::seize(guardian, stops).expect("it can be traced");
+    holder.end();
+    trace_to(guardian, libc::PTRACE_EVENT_VFORK_DONE);
+    let [command] = children(guardian.as_raw())[..] else { panic!("the command is its only child") };
+    // lockrun looks, and learns of the lease.
+    run.signal(Signal::SIGWINCH);
+    // Kept from dying: nothing but lockrun can end the command now.
+    trace_to(guardian, libc::PTRACE_EVENT_EXIT);
+    eventually(LONG, "the command is dead", || !is_alive(command));
+    assert!(!run.has_ended());
+    ptrace::cont(guardian, None).expect("it goes on");
+    waitpid(guardian, None).expect("it is dead");
+    eventually(LONG, "the run has ended", || run.has_ended());
+    assert!(is_alive(child), "a process was ended that is none of lockrun's");
+    run.wait().exited(79);
+}
