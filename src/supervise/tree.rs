@@ -183,8 +183,9 @@ impl Tree {
     /// Reaps every child that has ended, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
     /// has changed its state.
     ///
-    /// Must be called by the main thread, which is COMMAND's parent and inherits all orphans. Children of other threads (the getent that
-    /// looks up the server's name) are not reaped here and do not count: those threads wait for them.
+    /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and inherits all
+    /// orphans. Children of other threads (the getent that looks up the server's name) are neither reaped nor ended here, and do not
+    /// count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         loop {
@@ -269,9 +270,13 @@ impl Tree {
 
     /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
     fn all(&self) -> Option<Vec<Process>> {
+        let me = own_pid();
+        let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
         // A dying parent may still be in lockrun's process group.
         let is_parent = |process: Process| Some(process.pid) == self.dying_parent;
-        process::descendants(own_pid(), |process| !is_parent(process) && self.preexisting.includes(process))
+        process::descendants(me, |process| {
+            is_another_threads(process) || !is_parent(process) && self.preexisting.includes(process)
+        })
     }
 }
 
