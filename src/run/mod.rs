@@ -124,8 +124,7 @@ impl<'a> Run<'a> {
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        // Only events need it if lockrun has to report the end.
-        if let Some(guardian) = guardian.filter(|_| self.plan.events.is_some()) {
+        if let Some(guardian) = guardian {
             let slot = self.plan.mode.several_slots().map(|_| grant.slot);
             guardian.acquired(Acquisition { at: granted_at, fence: grant.fence, slot });
         }

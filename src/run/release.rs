@@ -25,7 +25,6 @@ impl Run<'_> {
     /// the reason.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, lost: Option<&str>) {
         let is_lost = finished.why == Some(StopReason::Lost);
-        let how = if is_lost { release_at_once(finished) } else { how };
         let events = self.end_events(finished, lost);
         events.clone().for_each(|event| self.reporter.log(&event));
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
@@ -35,7 +34,7 @@ impl Run<'_> {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.report(Event::Failed { why });
         } else if let Some(released) = released.filter(|_| !is_lost) {
-            // Not after a loss, which was already reported: then the release only removes what may be left in the store.
+            // Not after a loss, which was already reported: then the store may know nothing of the lock any more.
             self.report_released(how, released);
         }
     }
@@ -51,9 +50,11 @@ impl Run<'_> {
         outcome
     }
 
-    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way.
+    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way. The store records
+    /// lockrun's own ending: a COMMAND that had to be ended has failed, whatever its status.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
-        let succeeded = Outcome::of(finished) == Outcome::Ended(Ending::Exited(0));
+        let outcome = Outcome::of(finished);
+        let succeeded = outcome == Outcome::Ended(Ending::Exited(0));
         let keep = match &self.plan.sequence {
             Some(sequence) => sequence.keep_on_failure && !succeeded,
             None => self.plan.keep && succeeded,
@@ -66,7 +67,7 @@ impl Run<'_> {
         } else {
             Retain::Not
         };
-        Release::Run { ending: recorded_ending(finished), succeeded, retain }
+        Release::Run { ending: outcome.ending(), succeeded, retain }
     }
 
     /// Releases the lock. If that fails, COMMAND's own status still counts.
@@ -125,14 +126,4 @@ impl Run<'_> {
             _ => format!("{what} is free, but how the run ended is not recorded"),
         }
     }
-}
-
-/// Returns how to release the lock at once after COMMAND has `finished` in this way.
-pub(super) fn release_at_once(finished: Finished) -> Release {
-    Release::at_once(recorded_ending(finished))
-}
-
-/// Returns the ending that the store records: lockrun's own. A COMMAND that had to be ended has failed, whatever its status.
-fn recorded_ending(finished: Finished) -> Ending {
-    Outcome::of(finished).ending()
 }

@@ -2,8 +2,8 @@
 
 use super::Run;
 use super::outcome::Outcome;
-use super::release::release_at_once;
 use crate::config::plan::Plan;
+use crate::lock::milestones::Milestones;
 use crate::report::event::Event;
 use crate::store::{Backend, Claim, left_behind};
 use crate::supervise::StopReason;
@@ -29,7 +29,7 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
             let is_lost = finished.why == Some(StopReason::Lost);
             let lost = is_lost.then_some("lockrun's guardian process was stopped or hung");
             store.expect_late_requests();
-            run.finish(&mut *store, finished, release_at_once(finished), lost);
+            run.finish(&mut *store, finished, run.release_after(finished, granted_at(milestones)), lost);
             Outcome::of(finished)
         }
         GuardianEnd::Unreleased(finished, milestones) => {
@@ -37,9 +37,14 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
             if !finished.stuck {
                 let run = Run::resumed(plan, claim, milestones);
                 store.expect_late_requests();
-                run.release(&mut *store, run.release_after(finished, Moment::now()));
+                run.release(&mut *store, run.release_after(finished, granted_at(milestones)));
             }
             Outcome::of(finished)
         }
     }
+}
+
+/// Returns when the lock was acquired, which the guardian has reported before COMMAND could start.
+fn granted_at(milestones: Milestones) -> Moment {
+    milestones.acquisition.map_or_else(Moment::now, |acquisition| acquisition.at)
 }

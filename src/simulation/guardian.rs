@@ -254,8 +254,6 @@ fn take_back(run: RunId, shared: &Mutex<Option<SimulatedStore>>) -> SimulatedSto
 pub fn finish(store: &mut SimulatedStore, run: RunId, plan: &Plan, finished: Finished, how: Release) {
     if finished.stuck {
         Port::current().world().say(run, "does not release the lock: something cannot be killed");
-    } else if finished.why == Some(StopReason::Lost) {
-        release(store, run, plan, Release::at_once(Outcome::of(finished).ending()));
     } else {
         release(store, run, plan, how);
     }

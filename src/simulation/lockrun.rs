@@ -6,8 +6,7 @@ use super::command::SimulatedTree;
 use super::guardian::{finish, release, release_after};
 use super::store::SimulatedStore;
 use super::world::{RunId, Side};
-use crate::run::outcome::Outcome;
-use crate::store::{Release, Store as _};
+use crate::store::Store as _;
 use crate::supervise::guardian::{GuardianMessage, Oversight, Stage};
 use crate::supervise::{Finished, StopReason, Supervisor};
 use crate::sys::clock::Moment;
@@ -89,7 +88,7 @@ fn take_over(run: RunId, oversight: &Oversight) {
     };
     port.world().command_is_over(run, finished);
     let (mut store, plan) = open(run);
-    finish(&mut store, run, &plan, finished, Release::at_once(Outcome::of(finished).ending()));
+    finish(&mut store, run, &plan, finished, release_after(&plan, finished));
 }
 
 /// Opens the store after the guardian, whose requests may still be in flight.

@@ -3,10 +3,12 @@
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::support::calm::held_in_time;
 use crate::support::events::{Events, number};
-use crate::support::hand::status;
+use crate::support::hand::{break_lock, is_held, status};
 use crate::support::processes::{children, send, state};
 use crate::support::schema::must_fit;
+use crate::support::sequence::{next, reserve, reserved};
 use crate::support::shell::written;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, eventually};
@@ -49,4 +51,25 @@ on_every_lease_store!(the_guardian_is_killed_after_the_command_has_ended, |store
     assert_eq!(number(&events.one("finished"), "status"), 3);
     must_fit("events", &events.all());
     assert_eq!(status(store, "taken-over")["last"]["status"], 125);
+});
+
+// "`--min-hold`: keep the lock at least this long from acquisition"; "a failed value comes up again when its lease expires": also after a
+// takeover, and after a loss.
+on_every_lease_store!(a_takeover_retains_what_an_end_retains, |store| {
+    for (signal, exit) in [(Signal::SIGKILL, 125), (Signal::SIGSTOP, 79)] {
+        let call = Lockrun::new(store).key("held").args(["--ttl", "4s", "--min-hold", "10m"]);
+        let mut run = call.sh("echo ready; exec sleep 600").spawn();
+        run.wait_for_line("ready");
+        send(children(run.pid())[0], signal);
+        run.wait().exited(exit);
+        held_in_time(is_held(store, "held"), "it is retained before its lease expires");
+        break_lock(store, "held", &[]).exited(0);
+    }
+    let call = reserve(store, "1").args(["--ttl", "10m"]);
+    let mut run = call.clone().sh("echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    send(children(run.pid())[0], Signal::SIGKILL);
+    run.wait().exited(125);
+    assert_eq!(reserved(store), ["1"]);
+    assert_eq!(next(&call), "2");
 });
