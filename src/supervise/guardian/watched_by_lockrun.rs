@@ -109,7 +109,9 @@ impl Parent {
             for signal in job.take_pending(signals) {
                 self.guardian.signal(signal);
                 // A stopped guardian would not handle the signal. If there is a time for taking over from it, lockrun waits for that.
-                if self.oversight.takes_over_at().is_none() && signals::is_fatal(signal) {
+                // One that runs would pass the CONT on to COMMAND.
+                let waits = self.oversight.takes_over_at().is_some();
+                if !waits && signals::is_fatal(signal) && self.guardian.is_stopped() {
                     self.guardian.signal(libc::SIGCONT);
                 }
             }
@@ -207,6 +209,11 @@ impl Child {
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: plain system call. The child has not been reaped, so its id is not reused.
         unsafe { libc::kill(self.0, signal) };
+    }
+
+    /// Returns whether it is stopped.
+    fn is_stopped(&self) -> bool {
+        process::read(self.0).is_some_and(Process::is_stopped)
     }
 
     /// Returns whether it has ended. Does not reap it.

@@ -44,11 +44,13 @@ const FOR_ALL: [Signal; 7] = [
     Signal::SIGWINCH,
 ];
 
-fn listen(store: &Store, names: &[&str]) -> Running {
+fn listen(store: &Store, options: &[&str], names: &[&str]) -> Running {
     let python = find_program("python3");
     let mut words = vec![python.to_str().expect("a plain path"), "-c", LISTENER];
     words.extend(names);
-    let run = Lockrun::new(store).key("signals").command(words).spawn();
+    // Nothing releases the lock of a listener that is killed.
+    let key = format!("signals {options:?}");
+    let run = Lockrun::new(store).key(key).args(options).command(words).spawn();
     eventually(LONG, "the listeners are ready", || {
         names.iter().all(|name| run.stdout().contains(&format!("{name} is ")))
     });
@@ -77,17 +79,19 @@ fn send_each(run: &Running, listeners: &[&str], signals: &[Signal]) {
 
 // "Every signal from 1 to 31 that can be sent arrives exactly once."
 on_every_store!(every_signal_arrives_once, |store| {
-    let run = listen(store, &["command"]);
-    send_each(&run, &["command"], &all());
-    // The listener takes pending signals lowest first: any duplicate is taken before this signal, which is the second of its kind.
-    send_each(&run, &["command"], &[Signal::SIGSYS]);
-    for signal in all() {
-        let times = count(&run, "command", signal);
-        match signal {
-            Signal::SIGSYS => assert_eq!(times, 2, "{signal}"),
-            // "After TERM comes CONT, or a stopped command never sees it."
-            Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal}: {times}"),
-            _ => assert_eq!(times, 1, "{signal}"),
+    for options in [&[][..], &["--ttl", "none"]] {
+        let run = listen(store, options, &["command"]);
+        send_each(&run, &["command"], &all());
+        // The listener takes pending signals lowest first: any duplicate is taken before this signal, which is the second of its kind.
+        send_each(&run, &["command"], &[Signal::SIGSYS]);
+        for signal in all() {
+            let times = count(&run, "command", signal);
+            match signal {
+                Signal::SIGSYS => assert_eq!(times, 2, "{signal} with {options:?}"),
+                // "After TERM comes CONT, or a stopped command never sees it."
+                Signal::SIGCONT => assert!((1..=2).contains(&times), "{signal} with {options:?}: {times}"),
+                _ => assert_eq!(times, 1, "{signal} with {options:?}"),
+            }
         }
     }
 });
@@ -95,7 +99,7 @@ on_every_store!(every_signal_arrives_once, |store| {
 // "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes, every other signal for COMMAND
 // alone."
 on_every_store!(some_signals_are_for_all_processes, |store| {
-    let run = listen(store, &["command", "child"]);
+    let run = listen(store, &[], &["command", "child"]);
     let listeners = ["command", "child"];
     send_each(&run, &listeners, &all());
     // Whatever else the child got is taken before this one.
