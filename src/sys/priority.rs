@@ -2,14 +2,29 @@
 
 #![allow(unsafe_code)]
 
-/// Gives the calling thread the lowest real-time priority (`SCHED_RR`, see sched(7)), so that it runs ahead of all threads without
-/// one. Root may do this, and a user whose `RLIMIT_RTPRIO` is not 0; for others nothing changes.
+use libc::c_int;
+
+/// Gives the calling thread a real-time priority, so that it runs ahead of all threads without one: the lowest (`SCHED_RR`, see sched(7)),
+/// or, if it has one already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may do this, and
+/// a user whose `RLIMIT_RTPRIO` allows it; for others nothing changes.
 ///
 /// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs: where all
 /// processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created later inherit the priority.
 pub fn raise() {
-    // The kernel's `sched_param` is this one number. A direct system call, because musl's function always fails.
-    let lowest: libc::c_int = 1;
+    // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
+    let mut priority: c_int = 0;
+    // SAFETY: plain system calls on the calling thread; the second one writes one number.
+    let policy = unsafe {
+        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
+        c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)
+    };
+    let policy = match policy & !libc::SCHED_RESET_ON_FORK {
+        // Unknown; or it runs ahead of all others already.
+        ..=-1 | libc::SCHED_DEADLINE => return,
+        libc::SCHED_RR | libc::SCHED_FIFO => policy,
+        _ => libc::SCHED_RR,
+    };
+    let higher = priority + 1;
     // SAFETY: a plain system call on the calling thread that reads one number.
-    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_RR, &raw const lowest) };
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const higher) };
 }

@@ -332,32 +332,6 @@ on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
     assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
 });
 
-/// The nice value and the scheduling policy of a process: fields 19 and 41 of proc(5).
-fn scheduling(pid: i32) -> (i32, i32) {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("its fields").split_whitespace().collect();
-    let number = |field: usize| fields[field - 3].parse().expect("a number");
-    (number(19), number(41))
-}
-
-// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian run with
-// real-time priority, if they may. COMMAND has the priority that lockrun was started with.
-on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
-    let may =
-        std::process::Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success();
-    let call = Lockrun::new(store).key("priority").sh("echo ready; exec sleep 600");
-    let mut run = call.in_shell("exec nice -n 5 \"$@\"").spawn_alone();
-    run.wait_for_line("ready");
-    let guardian = children(run.pid())[0];
-    let policy = if may { nix::libc::SCHED_RR } else { nix::libc::SCHED_OTHER };
-    for pid in [run.pid(), guardian] {
-        eventually(LONG, "it has its priority", || scheduling(pid) == (5, policy));
-    }
-    let command = children(guardian)[0];
-    assert_eq!(scheduling(command), (5, nix::libc::SCHED_OTHER));
-    run.kill_everything();
-});
-
 /// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory then takes many
 /// seconds.
 const SLOW: &str = "

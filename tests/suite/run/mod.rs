@@ -18,6 +18,7 @@ mod once_per;
 mod orphaned;
 mod outliving;
 mod preexisting;
+mod priority;
 mod signals;
 mod stalled;
 mod suspended;

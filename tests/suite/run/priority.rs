@@ -1,0 +1,54 @@
+//! Scheduling: lockrun and its guardian run ahead of all others, if they may. The command does not.
+
+use nix::libc;
+
+use crate::support::processes::{children, need_root};
+use crate::support::store::on_every_lease_store;
+use crate::support::{LONG, Lockrun, eventually};
+
+/// Fields of /proc/PID/stat, by their numbers in proc(5).
+const NICE: usize = 19;
+const PRIORITY: usize = 40;
+const POLICY: usize = 41;
+
+/// Returns such fields of a process.
+fn scheduling(pid: i32, fields: [usize; 2]) -> [i32; 2] {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
+    let behind_its_name: Vec<&str> = stat.rsplit(')').next().expect("its fields").split_whitespace().collect();
+    fields.map(|field| behind_its_name[field - 3].parse().expect("a number"))
+}
+
+// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian run with
+// real-time priority, if they may. COMMAND has the priority that lockrun was started with.
+on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
+    let may =
+        std::process::Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success();
+    let call = Lockrun::new(store).key("priority").sh("echo ready; exec sleep 600");
+    let mut run = call.in_shell("exec nice -n 5 \"$@\"").spawn_alone();
+    run.wait_for_line("ready");
+    let guardian = children(run.pid())[0];
+    let policy = if may { libc::SCHED_RR } else { libc::SCHED_OTHER };
+    for pid in [run.pid(), guardian] {
+        eventually(LONG, "it has its priority", || scheduling(pid, [NICE, POLICY]) == [5, policy]);
+    }
+    let command = children(guardian)[0];
+    assert_eq!(scheduling(command, [NICE, POLICY]), [5, libc::SCHED_OTHER]);
+    run.kill_everything();
+});
+
+// The same under chrt(1), or `CPUSchedulingPolicy=` of systemd: lockrun and its guardian are not behind their command.
+on_every_lease_store!(lockrun_runs_ahead_of_a_command_with_priority, |store| {
+    need_root("have real-time priority");
+    for (option, policy) in [("--rr", libc::SCHED_RR), ("--fifo", libc::SCHED_FIFO)] {
+        let call = Lockrun::new(store).key(option).sh("echo ready; exec sleep 600");
+        let mut run = call.in_shell(&format!("exec chrt {option} 10 \"$@\"")).spawn_alone();
+        run.wait_for_line("ready");
+        let guardian = children(run.pid())[0];
+        for pid in [run.pid(), guardian] {
+            eventually(LONG, "it has its priority", || scheduling(pid, [PRIORITY, POLICY]) == [11, policy]);
+        }
+        let command = children(guardian)[0];
+        assert_eq!(scheduling(command, [PRIORITY, POLICY]), [10, policy]);
+        run.kill_everything();
+    }
+});
