@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
         guardian: Option<&Guardian>,
     ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
-            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals)?;
+            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals, guardian)?;
             prepared.set(VALUE, &value);
             return Ok(grant);
         }

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -27,8 +28,9 @@ pub enum NextValue {
     Interrupted(i32),
 }
 
-/// Runs `program` with `value` as its only argument, and reads the one line that it prints. The error says what is wrong.
-pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<NextValue, String> {
+/// Runs `program` with `value` as its only argument, and reads the one line that it prints. `guardian` is set if this process is one: then
+/// lockrun's death ends the wait. The error says what is wrong.
+pub fn run(program: &OsStr, value: &str, signals: &Signals, guardian: Option<&Guardian>) -> Result<NextValue, String> {
     let shown = escaped(&program.to_string_lossy());
     // In its own process group, so that the processes that it starts can be killed with it.
     let mut command = Command::new(program);
@@ -36,9 +38,10 @@ pub fn run(program: &OsStr, value: &str, signals: &Signals) -> Result<NextValue,
     let called = command.spawn();
     let mut child = called.map_err(|error| format!("cannot run {shown}: {error}"))?;
     let output = child.stdout.take().ok_or_else(|| format!("cannot read what {shown} prints"))?;
-    let end = read_output(output, signals).and_then(|output| match output {
+    let mut wait = ProgramWait { waiter: Waiter::new(signals), observer: SilentObserver { guardian } };
+    let end = wait.read_output(output).and_then(|output| match output {
         Output::Signal(signal) => Ok(Ended::Signal(signal)),
-        Output::All(printed) => await_end(&mut child, printed, signals),
+        Output::All(printed) => wait.await_end(&mut child, printed),
     });
     if !matches!(end, Ok(Ended::All(..))) {
         kill(&mut child);
@@ -62,45 +65,52 @@ enum Ended {
     Signal(i32),
 }
 
-/// Reads to the end of the output. Fails if it is more than twice as long as a value, which leaves room for blanks around the value.
-fn read_output(mut output: ChildStdout, signals: &Signals) -> Result<Output, String> {
-    let mut printed = Vec::new();
-    loop {
-        // The program may take any amount of time; only a signal ends the wait.
-        match wait(Some(output.as_fd()), None, signals)? {
-            WakeReason::Signal(signal) => return Ok(Output::Signal(signal)),
-            WakeReason::Ready => {}
-            WakeReason::Resumed | WakeReason::Time => continue,
-        }
-        let mut part = [0; MAX_LEN];
-        let read = output.read(&mut part).map_err(|error| format!("wrote output that cannot be read: {error}"))?;
-        if read == 0 {
-            return Ok(Output::All(printed));
-        }
-        printed.extend(&part[..read]);
-        if printed.len() > 2 * MAX_LEN {
-            return Err(format!("prints more than {MAX_LEN} bytes"));
-        }
-    }
+/// A wait for a program. Only a signal or lockrun's death ends it early: the program may take any amount of time.
+struct ProgramWait<'a> {
+    waiter: Waiter<'a>,
+    observer: SilentObserver<'a>,
 }
 
-/// Waits for a program that has closed its output to end. Normally it has ended, or is about to.
-fn await_end(child: &mut Child, printed: Vec<u8>, signals: &Signals) -> Result<Ended, String> {
-    let mut pause = Duration::from_micros(100);
-    loop {
-        if let Some(status) = child.try_wait().map_err(|error| format!("cannot be awaited: {error}"))? {
-            return Ok(Ended::All(printed, status));
+impl ProgramWait<'_> {
+    /// Reads to the end of the output. Fails if it is more than twice as long as a value, which leaves room for blanks around the value.
+    fn read_output(&mut self, mut output: ChildStdout) -> Result<Output, String> {
+        let mut printed = Vec::new();
+        loop {
+            match self.wait(Some(output.as_fd()), None)? {
+                WakeReason::Signal(signal) => return Ok(Output::Signal(signal)),
+                WakeReason::Ready => {}
+                WakeReason::Resumed | WakeReason::Time => continue,
+            }
+            let mut part = [0; MAX_LEN];
+            let read = output.read(&mut part).map_err(|error| format!("wrote output that cannot be read: {error}"))?;
+            if read == 0 {
+                return Ok(Output::All(printed));
+            }
+            printed.extend(&part[..read]);
+            if printed.len() > 2 * MAX_LEN {
+                return Err(format!("prints more than {MAX_LEN} bytes"));
+            }
         }
-        if let WakeReason::Signal(signal) = wait(None, Some(Moment::now() + pause), signals)? {
-            return Ok(Ended::Signal(signal));
-        }
-        pause = (pause * 2).min(Duration::from_millis(20));
     }
-}
 
-fn wait(source: Option<BorrowedFd<'_>>, until: Option<Moment>, signals: &Signals) -> Result<WakeReason, String> {
-    let woken = Waiter::new(signals).wait_for(source, until, &mut SilentObserver);
-    woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
+    /// Waits for a program that has closed its output to end. Normally it has ended, or is about to.
+    fn await_end(&mut self, child: &mut Child, printed: Vec<u8>) -> Result<Ended, String> {
+        let mut pause = Duration::from_micros(100);
+        loop {
+            if let Some(status) = child.try_wait().map_err(|error| format!("cannot be awaited: {error}"))? {
+                return Ok(Ended::All(printed, status));
+            }
+            if let WakeReason::Signal(signal) = self.wait(None, Some(Moment::now() + pause))? {
+                return Ok(Ended::Signal(signal));
+            }
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    fn wait(&mut self, source: Option<BorrowedFd<'_>>, until: Option<Moment>) -> Result<WakeReason, String> {
+        let woken = self.waiter.wait_for(source, until, &mut self.observer);
+        woken.map_err(|errno: Errno| format!("cannot be awaited: {}", errno.desc()))
+    }
 }
 
 /// Kills a program and its process group, and reaps it. It has not been reaped before, so its group id has not been reused.
@@ -139,9 +149,11 @@ pub fn check_value(text: &str) -> Result<(), String> {
 }
 
 /// An observer that shows nothing while the program runs.
-struct SilentObserver;
+struct SilentObserver<'a> {
+    guardian: Option<&'a Guardian>,
+}
 
-impl WaitObserver for SilentObserver {
+impl WaitObserver for SilentObserver<'_> {
     fn tick_every(&self) -> Option<Duration> {
         None
     }
@@ -149,6 +161,10 @@ impl WaitObserver for SilentObserver {
     fn tick(&mut self) {}
 
     fn pause(&mut self) {}
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.guardian.map(AsFd::as_fd)
+    }
 }
 
 #[cfg(test)]

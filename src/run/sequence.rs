@@ -9,6 +9,7 @@ use crate::lock::ending::Ending;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
+use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::sys::signals::Signals;
@@ -46,21 +47,23 @@ pub enum Order {
     },
 }
 
-/// Reserves the next value of the key's sequence that no other run has reserved. Returns the grant and the value. If that fails, reports
-/// why and returns the run's outcome.
+/// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is one. Returns the grant
+/// and the value. If that fails, reports why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
     sequence: &Sequence,
     reporter: &Reporter,
     signals: &Signals,
+    guardian: Option<&Guardian>,
 ) -> Result<(Grant, String), Outcome> {
     let began = Moment::now();
     let key = escaped(claim.key.as_str());
     let reserved = match &sequence.order {
         Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
         Order::Program { from, program } => {
-            reserve_computed(store, claim, from, |value| compute_next(program, value, signals))
+            let next_after = |value: &str| compute_next(program, value, signals, guardian);
+            reserve_computed(store, claim, from, next_after)
         }
     };
     match reserved {
@@ -124,8 +127,13 @@ fn reserve_integer(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i6
 }
 
 /// Returns the value that the program prints for `value`.
-fn compute_next(program: &OsString, value: &str, signals: &Signals) -> Result<String, Failure> {
-    match next_value::run(program, value, signals) {
+fn compute_next(
+    program: &OsString,
+    value: &str,
+    signals: &Signals,
+    guardian: Option<&Guardian>,
+) -> Result<String, Failure> {
+    match next_value::run(program, value, signals, guardian) {
         Ok(NextValue::Value(next)) => Ok(next),
         Ok(NextValue::Interrupted(signal)) => Err(Failure::Interrupted(signal)),
         Err(why) => Err(Failure::NoValue(why)),

@@ -370,7 +370,8 @@ impl World {
                 self.notify_process(run, Side::Lockrun);
             }
             Side::Lockrun => {
-                its.guardian.has_term = true;
+                // By the parent-death signal.
+                self.continue_process(run, Side::Guardian);
                 self.notify_process(run, Side::Guardian);
                 let (lane, at) = (self.runs[run].lane, self.now + self.rng.u64(..self.scenario.pause));
                 self.schedule(at, Event::Start { lane });

@@ -10,6 +10,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::support::birth::Birth;
 use crate::support::calm::{held_in_time, judge, late};
 use crate::support::hand::{is_held, status};
 use crate::support::processes::{children, is_alive, send, state};
@@ -123,6 +124,30 @@ on_every_lease_store!(a_guardian_that_ignores_signals_goes_with_lockrun, |store|
     eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
     assert_eq!(place(), 0);
     holder.end();
+});
+
+// "Nothing outlives lockrun": its guardian goes with it even if it is stopped, because the run was suspended while it waited, or on its own
+// while the command runs.
+on_every_lease_store!(a_stopped_guardian_goes_with_lockrun, |store| {
+    let stands_still = |pid| state(pid) == Some('T');
+    // As a job of cron: no shell or kernel continues its process group.
+    let call = Lockrun::new(store).key("left").args(["--wait", "--ttl", "none"]).sh("echo ready; exec sleep 600");
+    let call = call.birth(Birth { session: true, ..Birth::default() });
+    let mut holder = call.spawn();
+    holder.wait_for_line("ready");
+    let mut waiter = call.spawn();
+    eventually(LONG, "it waits", || store.server().waiting("left").len() == 1);
+    let guardians = [&waiter, &holder].map(|run| children(run.pid())[0]);
+    waiter.signal(Signal::SIGTSTP);
+    eventually(LONG, "all of it is suspended", || stands_still(waiter.pid()) && stands_still(guardians[0]));
+    stop(guardians[1]);
+    for run in [&mut waiter, &mut holder] {
+        run.signal(Signal::SIGKILL);
+        eventually(LONG, "nothing of the run is left", || run.has_ended() && run.processes().is_empty());
+    }
+    assert!(guardians.iter().all(|guardian| !is_alive(*guardian)));
+    assert_eq!(store.server().waiting("left").len(), 0);
+    assert!(!is_held(store, "left"));
 });
 
 // If lockrun is stopped, COMMAND does not start, even if the lock is granted meanwhile: it starts when lockrun is continued.
