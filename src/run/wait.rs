@@ -106,8 +106,8 @@ struct WaitingClaim<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
     /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it is busy, or when
-    /// the last sleep ended; if none of these has happened, when the store was first found slow. Until it is set, an unreachable store is
-    /// an error at once.
+    /// the last sleep or stop of lockrun ended; if none of these has happened, when the store was first found slow. Until it is set, an
+    /// unreachable store is an error at once.
     outage_from: Option<Moment>,
     /// The holder that the store last named.
     held: Option<Held>,
@@ -126,10 +126,12 @@ impl WaitingClaim<'_> {
         let mut backoff = Backoff::new();
         loop {
             // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
+            // That time is no outage of the store.
             while watcher.is_stopped() {
                 if let Some(signal) = pause(CONTINUED_CHECK, waiter, watcher)? {
                     return Ok(WaitEnd::Signal(signal));
                 }
+                self.outage_from = self.outage_from.map(|_| Moment::now());
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
             let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };

@@ -148,6 +148,47 @@ fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, S
     wait(tries, [], None, true)
 }
 
+/// How long before a test the idle machine was started.
+const UPTIME: Duration = Duration::from_hours(1);
+
+/// A clock that only waiting moves.
+struct IdleMachine(Cell<Moment>);
+
+impl Surroundings for IdleMachine {
+    fn now(&self) -> Moment {
+        self.0.get()
+    }
+
+    fn wait(&self, until: Option<Moment>) -> WakeReason {
+        self.0.set(until.expect("no one waits for ever"));
+        WakeReason::Time
+    }
+}
+
+impl IdleMachine {
+    /// Calls `test` on such a machine.
+    fn with<T>(test: impl FnOnce() -> T) -> T {
+        simulated::enter(Some(Rc::new(IdleMachine(Cell::new(Moment::from_boot(UPTIME))))));
+        let result = test();
+        simulated::enter(None);
+        result
+    }
+}
+
+/// Waits, on an idle machine, for a lock in a store with these answers, which has been away for so long already.
+fn wait_through(
+    outage: Duration,
+    tries: impl IntoIterator<Item = Answer>,
+    onlooker: &mut Onlooker,
+) -> Result<WaitEnd, RequestError> {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted { tries: tries.into_iter().collect(), ..Scripted::default() };
+    let claim = Claim::example();
+    let outage_from = Some(Moment::from_boot(UPTIME).before(outage));
+    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    IdleMachine::with(|| waiting.wait(None, None, &mut Waiter::new(&signals), onlooker))
+}
+
 #[test]
 fn a_lock_that_is_ours_is_not_cancelled() {
     let (acquired, store) = wait_for_ever([HELD, HELD, MINE]);
@@ -233,16 +274,8 @@ fn a_long_sleep_is_no_outage() {
 
 #[test]
 fn patience_with_a_slow_store_ends() {
-    let signals = Signals::take_over().expect("signals can be blocked");
-    let mut store = Scripted { tries: [slow()].into(), ..Scripted::default() };
-    let claim = Claim::example();
-    let outage_from = Some(Moment::from_boot(Duration::ZERO));
-    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
-    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
-    assert!(
-        waited.is_err(),
-        "it goes on waiting for a store that was slow when the machine was started, and ever since"
-    );
+    let waited = wait_through(2 * OUTAGE_MAX, [slow()], &mut Onlooker::new(true));
+    assert!(waited.is_err(), "it goes on waiting for a store that has been slow for too long");
 }
 
 #[test]
@@ -261,35 +294,20 @@ fn a_sleep_that_fails_for_a_while_is_tried_again() {
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
 }
 
-/// A clock that only waiting moves.
-struct IdleMachine(Cell<Moment>);
-
-impl Surroundings for IdleMachine {
-    fn now(&self) -> Moment {
-        self.0.get()
-    }
-
-    fn wait(&self, until: Option<Moment>) -> WakeReason {
-        self.0.set(until.expect("no one waits for ever"));
-        WakeReason::Time
-    }
-}
-
 // "idle_session_timeout": a waiter whose connection is cut every few seconds must not be away for longer each time, and be overtaken.
 #[test]
 fn the_pauses_grow_only_while_connections_do_not_last() {
-    let begin = Moment::from_boot(Duration::from_hours(1));
     let away_in_all = |sleeps_for| {
         let cuts = 20;
-        simulated::enter(Some(Rc::new(IdleMachine(Cell::new(begin)))));
         let signals = Signals::take_over().expect("signals can be blocked");
         let tries = std::iter::repeat_with(|| HELD).take(cuts).chain([MINE]).collect();
         let sleeps = std::iter::repeat_with(|| failed(true, true)).take(cuts).collect();
         let mut store = Scripted { tries, sleeps, sleeps_for, ..Scripted::default() };
         let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut Onlooker::new(true) };
-        let acquired = in_turn(&mut store, &Claim::example(), wait);
-        let took = Moment::now().since(begin);
-        simulated::enter(None);
+        let (acquired, took) = IdleMachine::with(|| {
+            let begin = Moment::now();
+            (in_turn(&mut store, &Claim::example(), wait), Moment::now().since(begin))
+        });
         assert_eq!(acquired.expect("the store does not fail"), Acquired::Mine(GRANT));
         took.saturating_sub(sleeps_for * 20)
     };
@@ -308,13 +326,17 @@ fn what_does_not_pass_ends_the_wait_and_leaves_the_queue() {
 
 #[test]
 fn patience_with_an_outage_ends() {
-    let signals = Signals::take_over().expect("signals can be blocked");
-    let mut store = Scripted { tries: [failed(true, true)].into(), ..Scripted::default() };
-    let claim = Claim::example();
-    let outage_from = Some(Moment::from_boot(Duration::ZERO));
-    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
-    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut Onlooker::new(true));
-    assert!(waited.is_err(), "it goes on waiting for a store that was last heard of when the machine was started");
+    let waited = wait_through(2 * OUTAGE_MAX, [failed(true, true)], &mut Onlooker::new(true));
+    assert!(waited.is_err(), "it goes on waiting for a store that has been away for too long");
+}
+
+// "A waiter keeps trying for a minute", also one whose lockrun was stopped for longer than that before.
+#[test]
+fn patience_begins_anew_when_lockrun_is_continued() {
+    // It looks ten times a second.
+    let mut onlooker = Onlooker { stops: Cell::new(20 * 60), ..Onlooker::new(true) };
+    let waited = wait_through(Duration::ZERO, [failed(true, true), MINE], &mut onlooker);
+    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
 }
 
 #[test]
