@@ -159,6 +159,7 @@ impl<'a> Run<'a> {
             kill_after: self.plan.terms.kill_after,
             max_runtime: self.plan.max_runtime,
             descendants: self.plan.descendants,
+            ends_with_lease: self.plan.expires && self.plan.kill_on_lost,
         }
     }
 

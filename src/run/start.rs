@@ -63,7 +63,7 @@ impl Run<'_> {
         if self.plan.mode.several_slots().is_some() {
             prepared.set(SLOT, &grant.slot.to_string());
         }
-        let started = prepared.start(deadline(self.plan, grant.lease_from), self.plan.kill_on_lost);
+        let started = prepared.start(deadline(self.plan, grant.lease_from));
         let running = started.map_err(NotStarted::Failed)?;
         self.reporter.report(Event::Started { program: &self.program() });
         Ok(running)

@@ -138,6 +138,7 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
         kill_after: plan.terms.kill_after,
         max_runtime: plan.max_runtime,
         descendants: plan.descendants,
+        ends_with_lease: true,
     };
     Some(Supervisor::new(SimulatedTree { run, side: Side::Guardian }, &launch, Some(deadline), Moment::now()))
 }

@@ -62,6 +62,8 @@ pub struct Launch {
     pub max_runtime: Option<Duration>,
     /// What to do with processes that it leaves behind.
     pub descendants: Descendants,
+    /// Whether it is ended in time before the lock's lease ends, if there is a lease.
+    pub ends_with_lease: bool,
 }
 
 /// Everything needed to start COMMAND that can be obtained before the lock is granted.
@@ -77,7 +79,7 @@ impl<'a> Prepared<'a> {
     /// or no timer left.
     pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
         let exec = Exec::new(launch, signals);
-        Ok(Prepared { launch, exec, guard: guardian.map(Guard::new).transpose()? })
+        Ok(Prepared { launch, exec, guard: guardian.map(|guardian| Guard::new(guardian, launch)).transpose()? })
     }
 
     /// Sets the variable `name` in COMMAND's environment.
@@ -85,11 +87,10 @@ impl<'a> Prepared<'a> {
         self.exec.set(name, value);
     }
 
-    /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start after the deadline;
-    /// if the deadline `ends_command`, COMMAND is also ended by then.
-    pub fn start(self, deadline: Option<Deadline>, ends_command: bool) -> Result<Running, StartFailure> {
+    /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start after the deadline.
+    pub fn start(self, deadline: Option<Deadline>) -> Result<Running, StartFailure> {
         match self.guard {
-            Some(guard) => guard.start(self.exec, self.launch, deadline, ends_command),
+            Some(guard) => guard.start(self.exec, self.launch, deadline),
             None => direct::start(self.exec, self.launch),
         }
     }

@@ -105,27 +105,26 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Obtains everything before the lock is granted. Fails if the system has no descriptor or no timer left.
-    pub(super) fn new(guardian: &Guardian) -> Result<Self, Failure> {
+    /// Obtains everything for `launch` before the lock is granted. Fails if the system has no descriptor or no timer left.
+    pub(super) fn new(guardian: &Guardian, launch: &Launch) -> Result<Self, Failure> {
+        let watchdog = Watchdog::prepare(Arc::clone(&guardian.wake), launch.ends_with_lease);
         Ok(Guard {
             lockrun: guardian.lockrun.clone(),
             has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
-            watchdog: Some(Watchdog::prepare(Arc::clone(&guardian.wake)).map_err(Failure::NoTimer)?),
+            watchdog: Some(watchdog.map_err(Failure::NoTimer)?),
             parent_cgroup: ParentCgroup::find(),
             is_ending_command: Arc::default(),
         })
     }
 
-    /// Starts COMMAND if lockrun is still alive and the `deadline`, if there is one, leaves time for it. If the deadline
-    /// `ends_command`, COMMAND is also ended by then.
+    /// Starts COMMAND if lockrun is still alive and the `deadline`, if there is one, leaves time for it.
     pub(super) fn start(
         mut self,
         mut exec: Exec,
         launch: &Launch,
         deadline: Option<Deadline>,
-        ends_command: bool,
     ) -> Result<Running, Failure> {
         let lockrun = &self.lockrun;
         if lockrun.is_dead() {
@@ -134,7 +133,7 @@ impl Guard {
         if deadline.is_some_and(|deadline| Moment::now() >= deadline.term_at) {
             return Err(Failure::TooLate);
         }
-        let ends_at = deadline.filter(|_| ends_command);
+        let ends_at = deadline.filter(|_| launch.ends_with_lease);
         if let Some(watchdog) = &mut self.watchdog {
             watchdog.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         }

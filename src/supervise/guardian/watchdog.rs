@@ -76,15 +76,17 @@ impl WakePipe {
 /// The guardian's timer and its end of the pipe. Dropping this disarms both.
 pub(super) struct Watchdog {
     wake: Arc<WakePipe>,
-    timer: Timer,
+    /// Present if the lease ends COMMAND.
+    timer: Option<Timer>,
 }
 
 impl Watchdog {
-    /// Creates the timer, in the guardian. Fails with `EAGAIN` if the limit on pending signals, which includes timers, is reached,
-    /// and with another error where the system has no such timer or a sandbox forbids it.
-    pub(super) fn prepare(wake: Arc<WakePipe>) -> nix::Result<Self> {
-        let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
-        Ok(Watchdog { wake, timer: Timer::new(ClockId::CLOCK_BOOTTIME, SigEvent::new(kill))? })
+    /// Creates the timer, in the guardian, if COMMAND `ends_with_lease`. Fails with `EAGAIN` if the limit on pending signals, which includes
+    /// timers, is reached, and with another error where the system has no such timer or a sandbox forbids it.
+    pub(super) fn prepare(wake: Arc<WakePipe>, ends_with_lease: bool) -> nix::Result<Self> {
+        let kill = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 });
+        let timer = ends_with_lease.then(|| Timer::new(ClockId::CLOCK_BOOTTIME, kill)).transpose()?;
+        Ok(Watchdog { wake, timer })
     }
 
     /// Arms the pipe, and the timer if there is a `deadline`, for a COMMAND that is about to start.
@@ -93,10 +95,11 @@ impl Watchdog {
         deadline.map_or(Ok(()), |deadline| self.renewed(deadline))
     }
 
-    /// Moves the timer to the `deadline` of a renewed lease.
+    /// Moves the timer, if there is one, to the `deadline` of a renewed lease.
     pub(super) fn renewed(&mut self, deadline: Deadline) -> nix::Result<()> {
+        let Some(timer) = &mut self.timer else { return Ok(()) };
         let at = fires_at(deadline).since_boot().max(Duration::from_nanos(1));
-        self.timer.set(Expiration::OneShot(TimeSpec::from(at)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
+        timer.set(Expiration::OneShot(TimeSpec::from(at)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
     }
 }
 

@@ -40,6 +40,7 @@ fn supervisor(descendants: Descendants) -> Supervisor<Unkillable> {
         kill_after: Duration::from_secs(1),
         max_runtime: Some(Duration::from_secs(1)),
         descendants,
+        ends_with_lease: true,
     };
     Supervisor::new(Unkillable(Cell::new(None)), &launch, Some(deadline(0)), at(0))
 }

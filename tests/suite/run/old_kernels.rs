@@ -73,6 +73,11 @@ on_every_lease_store!(a_run_without_its_means_is_refused, |store| {
         run.run().exited(125).printed("").said("lockrun: cannot ").said(named).said("peration not permitted");
         assert!(is_free(store, "means"), "{named}");
     }
+    // What ends COMMAND with its lease is not needed where the lease does not end it.
+    for option in ["--ttl=none", "--on-lost=warn"] {
+        let run = Lockrun::new(store).key("means").birth(refusing(&[libc::SYS_timer_create], Errno::EPERM));
+        run.arg(option).command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    }
 });
 
 // "`--max-runtime`": a COMMAND that already runs is ended even if the timer for that cannot be created.
