@@ -64,7 +64,8 @@ pub enum GuardianMessage {
 pub(super) struct Link {
     /// Carries the messages. No process polls it, so sending does not wake lockrun while waiters wait for the guardian.
     messages: Channel,
-    /// Polled. Rung after urgent messages.
+    /// Polled. Rung after urgent messages, and carries changes of COMMAND's job state: there may be many of these while lockrun is stopped,
+    /// and here they do not take the room of a message.
     bell: Channel,
 }
 
@@ -104,8 +105,7 @@ impl Link {
         Ok((Link { messages: messages.0, bell: bell.0 }, Link { messages: messages.1, bell: bell.1 }))
     }
 
-    /// Sends lockrun a message, which it reads when it next wakes. Never waits. Must not be used for repeated messages: unread, they
-    /// would fill the socket.
+    /// Sends lockrun a message, which it reads when it next wakes. Never waits.
     pub(super) fn send(&self, message: GuardianMessage) {
         self.messages.send(message.encode());
     }
@@ -116,9 +116,18 @@ impl Link {
         self.bell.send(Frame::default());
     }
 
+    /// Wakes lockrun, and reports to it that COMMAND was stopped or continued.
+    pub(super) fn send_job_state(&self, job_state: JobState) {
+        self.bell.send(GuardianMessage::JobStateChanged(job_state).encode());
+    }
+
     /// Returns the next message, if there is one; an error if the guardian is gone. Never waits.
     pub(super) fn next_message(&self) -> nix::Result<Option<GuardianMessage>> {
-        while let Ok(Some(_)) = self.bell.receive() {}
+        while let Ok(Some(frame)) = self.bell.receive() {
+            if let Some(job_state) = GuardianMessage::decode(frame) {
+                return Ok(Some(job_state));
+            }
+        }
         self.messages.receive().map(|frame| frame.and_then(GuardianMessage::decode))
     }
 
@@ -167,8 +176,9 @@ impl Channel {
 
     fn send(&self, frame: Frame) {
         let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. Such a
-        // receiver is stopped or hangs, and the lost message is most likely a renewal, without which COMMAND is ended: safe.
+        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. A lockrun
+        // that is stopped has not: its lease is not renewed. If it hangs, the lost message is most likely a renewal, without which
+        // COMMAND is ended: safe.
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
@@ -367,6 +377,15 @@ mod tests {
             (Ok(Some(GuardianMessage::NotStarted)), Ok(Some(GuardianMessage::Granted)))
         );
         assert!(!is_rung() && !other.is_closed() && !one.is_closed());
+        let last = GuardianMessage::NotStarted;
+        for _ in 0..10_000 {
+            other.send_job_state(JobState::Running);
+        }
+        assert!(is_rung());
+        other.send(last);
+        let job_state = Ok(Some(GuardianMessage::JobStateChanged(JobState::Running)));
+        let after_them = std::iter::from_fn(|| Some(one.next_message())).find(|message| *message != job_state);
+        assert_eq!(after_them, Some(Ok(Some(last))), "no number of job states takes its room");
         drop(other);
         assert!(is_rung() && one.is_closed());
         assert_eq!(one.next_message(), Err(Errno::EPIPE));

@@ -208,7 +208,7 @@ impl Guard {
             }
             let reaped_after = Moment::now();
             if let Some(job_state) = supervisor.reap() {
-                self.lockrun.link.send_now(GuardianMessage::JobStateChanged(job_state));
+                self.lockrun.link.send_job_state(job_state);
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
