@@ -27,7 +27,9 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
         GuardianEnd::TakenOver(finished, milestones) => {
             let run = Run::resumed(plan, claim, milestones);
             let is_lost = finished.why == Some(StopReason::Lost);
-            let lost = is_lost.then_some("lockrun's guardian process was stopped or hung");
+            let lost = is_lost.then_some(
+                "lockrun's guardian process did not run in time: it was stopped or hung, or the machine was suspended",
+            );
             store.expect_late_requests();
             run.finish(&mut *store, finished, run.release_after(finished, granted_at(milestones)), lost);
             Outcome::of(finished)

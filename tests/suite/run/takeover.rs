@@ -22,7 +22,8 @@ on_every_lease_store!(the_events_of_a_takeover_have_all_their_fields, |store| {
         eventually(LONG, "it runs", || events.names() == ["acquired", "started"]);
         let [guardian] = children(run.pid())[..] else { panic!("lockrun has one child, its guardian") };
         send(guardian, signal);
-        run.wait().exited(exit);
+        let said = if exit == 79 { "did not run in time: it was stopped" } else { "was killed" };
+        run.wait().exited(exit).said(said);
         let fence = number(&events.one("acquired"), "fence");
         for event in events.all() {
             assert_eq!((number(&event, "fence"), number(&event, "slot")), (fence, 0), "{event}");
