@@ -16,6 +16,7 @@ use crate::sys::stderr;
 use crate::sys::terminal;
 use crate::sys::wait::WaitObserver;
 use crate::text::duration;
+use crate::text::wrap::cut;
 
 /// How often the line is refreshed: it shows seconds.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -63,8 +64,7 @@ impl<'a> Progress<'a> {
         let waited = duration::say(now.since(self.began));
         let line = format!("lockrun: waiting {waited}{place}: held by {held}");
         // A line that wraps could not be erased.
-        let line: String = line.chars().take(width.saturating_sub(1)).collect();
-        stderr::write(&format!("\r{line}\x1b[K"));
+        stderr::write(&format!("\r{}\x1b[K", cut(&line, width.saturating_sub(1))));
     }
 
     /// Erases the line.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::clock::Moment;
 use super::{stderr, terminal};
+use crate::text::wrap::cut;
 
 /// Work that takes less time than this shows nothing.
 const QUIET: Duration = Duration::from_millis(500);
@@ -42,8 +43,7 @@ impl Counter {
         let line = format!("lockrun: {}: {}{of}", self.doing, self.done);
         // A line that wraps could not be erased.
         let width = terminal::stderr_width().unwrap_or_default();
-        let line: String = line.chars().take(width.saturating_sub(1)).collect();
-        stderr::write(&format!("\r{line}\x1b[K"));
+        stderr::write(&format!("\r{}\x1b[K", cut(&line, width.saturating_sub(1))));
     }
 }
 

@@ -1,6 +1,6 @@
-//! Wrapping text for a terminal.
+//! Wrapping and cutting text for a terminal.
 
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// The fewest columns left for the text beside an indentation.
 const LEAST: usize = 20;
@@ -51,9 +51,30 @@ fn indentation(line: &str) -> usize {
     if text.starts_with('[') { own } else { line.chars().count() - text.chars().count() }
 }
 
+/// Returns the beginning of a line that fits into so many `columns`.
+pub fn cut(line: &str, columns: usize) -> &str {
+    let mut used = 0;
+    let is_beyond = |(_, c): &(usize, char)| {
+        used += c.width().unwrap_or(0);
+        used > columns
+    };
+    let end = line.char_indices().find(is_beyond).map_or(line.len(), |(at, _)| at);
+    &line[..end]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_cut_by_columns() {
+        for (line, fits) in
+            [("short", "short"), ("too long", "too l"), ("夜間報告", "夜間"), ("a夜間報告", "a夜間"), ("", "")]
+        {
+            assert_eq!(cut(line, 5), fits);
+        }
+        assert_eq!(cut("line", 0), "");
+    }
 
     #[test]
     fn text_is_wrapped_below_itself() {
