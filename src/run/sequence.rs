@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::next_value::{self, NextValue};
 use super::outcome::{HELD, Outcome};
 use crate::lock::ending::Ending;
+use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
@@ -63,7 +64,7 @@ pub fn reserve(
         Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
         Order::Program { from, program } => {
             let next_after = |value: &str| compute_next(program, value, signals, guardian);
-            reserve_computed(store, claim, from, next_after)
+            reserve_computed(store, claim, from, reporter.verbosity, next_after)
         }
     };
     match reserved {
@@ -140,18 +141,21 @@ fn compute_next(
     }
 }
 
-/// Tries one candidate after the other until one is free.
+/// Tries one candidate after the other until one is free. Shows how many, unless the run is quiet.
 fn reserve_computed(
     store: &mut dyn Sequences,
     claim: &Claim,
     from: &str,
+    verbosity: Verbosity,
     mut next_after: impl FnMut(&str) -> Result<String, Failure>,
 ) -> Result<(Grant, String), Failure> {
     // Assumes an unused sequence; otherwise the store returns the last value.
     let (mut last, mut candidate, mut steps) = (None, from.to_owned(), 1);
-    let mut counter = Counter::new("looking for a free value, tried", None);
+    let mut counter = (verbosity > Verbosity::Quiet).then(|| Counter::new("looking for a free value, tried", None));
     for _ in 0..CANDIDATES_MAX {
-        counter.add(1);
+        if let Some(counter) = &mut counter {
+            counter.add(1);
+        }
         let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
         match store.reserve(claim, &wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),
@@ -196,11 +200,11 @@ mod tests {
         let claim = Claim::example();
         let mut store = Full { reserved, asked: 0 };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());
-        let found =
-            reserve_computed(&mut store, &claim, "1", after).map(|(_, value)| value).map_err(|failure| match failure {
-                Failure::NoValue(why) => why,
-                _ => panic!("it was the store's fault, or a signal's"),
-            });
+        let found = reserve_computed(&mut store, &claim, "1", Verbosity::Quiet, after);
+        let found = found.map(|(_, value)| value).map_err(|failure| match failure {
+            Failure::NoValue(why) => why,
+            _ => panic!("it was the store's fault, or a signal's"),
+        });
         (found, store.asked)
     }
 

@@ -53,12 +53,17 @@ on_every_store!(a_long_search_shows_how_far_it_is, |store| {
     let letters = Program::letters();
     let others: Vec<Reserver> = (0..4).map(|_| Reserver::begin(&letters.of(reserve(store, "A")))).collect();
     let call = slow.of(reserve(store, "A")).command(["printenv", "LOCKRUN_VALUE"]);
-    let words = call.words();
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    let mut terminal = Terminal::start(command, &[]);
-    assert!(terminal.wait().success());
-    let seen = terminal.watch(LONG);
+    let on_a_terminal = |call: &Lockrun, status| {
+        let words = call.words();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        let mut terminal = Terminal::start(command, &[]);
+        assert_eq!(terminal.wait().code(), Some(status));
+        terminal.watch(LONG)
+    };
+    let quiet = call.clone().args(["-q", "--on-failure", "free"]).sh("echo $LOCKRUN_VALUE; exit 3");
+    assert_eq!(on_a_terminal(&quiet, 3), "E\r\n");
+    let seen = on_a_terminal(&call, 0);
     assert!(
         seen.contains("\rlockrun: looking for a free value, tried: ") && seen.ends_with("\r\x1b[KE\r\n"),
         "{seen:?}"
