@@ -46,7 +46,7 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
     }
 }
 
-/// Returns when the lock was acquired, which the guardian has reported before COMMAND could start.
+/// Returns when the lock was acquired, which the guardian has reported before COMMAND could start if the end depends on it.
 fn granted_at(milestones: Milestones) -> Moment {
     milestones.acquisition.map_or_else(Moment::now, |acquisition| acquisition.at)
 }
