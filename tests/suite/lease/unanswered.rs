@@ -109,7 +109,9 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         let proxy = &store.proxy();
         let holder = Holder::new(store, "late");
         let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "6s", "--store-timeout", "1s"]);
-        let waiter = call.command(["true"]).spawn();
+        let mut waiter = call.arg("-v").command(["true"]).spawn();
+        // Not only until its row is there: the answer to that request must have arrived.
+        waiter.wait_for_stderr("waiting");
         until_waiting(store, "late", 1);
         eventually(LONG, "it sleeps", || store.server().asleep() == 1);
         let before_held = proxy.held();

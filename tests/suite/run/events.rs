@@ -141,7 +141,7 @@ on_every_store!(errors_are_logged, |store| {
 on_every_lease_store!(a_lost_lease_is_logged, |store| {
     for (action, status, stops) in [("kill", 79, true), ("warn", 0, false)] {
         let events = Events::new();
-        let call = events.of(Lockrun::new(store)).key("k").args(["--ttl", "2s", "--on-lost", action]);
+        let call = events.of(Lockrun::new(store)).key("k").args(["--renew-every", "500ms", "--on-lost", action]);
         let run = call.sh("read line || :").with_open_input();
         eventually(LONG, "it runs", || events.names() == ["acquired", "started"]);
         store.server().forget_everything();

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::support::birth::Birth;
-use crate::support::calm::{held_in_time, judge, late};
+use crate::support::calm::{held_in_time, judge, late, stays_in_time_for};
 use crate::support::hand::{is_held, status};
 use crate::support::processes::{children, is_alive, send, state};
 use crate::support::proxy::{Mode, Proxy};
@@ -327,34 +327,37 @@ on_every_lease_store!(an_end_after_many_renewals_is_noticed, |store| {
 // "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started late in the lease,
 // because the store was slow and lockrun had just looked.
 on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
-    let proxy = store.proxy();
-    let records = memory::directory();
-    let record = records.path().join("record");
-    let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
-    let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
-    // From now on a Redis server has the scripts.
-    Lockrun::new(store).key("late").command(["true"]).run().exited(0);
-    proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
-    let old = call(&proxy.url(), "old").spawn();
-    let keys = || is_held(store, "late");
-    eventually(LONG, "the lock is its own, and it does not know yet", keys);
-    let guardian = Pid::from_raw(children(old.pid())[0]);
-    ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
-    // A little less than the answer takes.
-    stays_true_for(Duration::from_millis(4700), "it does not know yet", || old.stdout().is_empty());
-    old.signal(Signal::SIGWINCH);
-    while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
-        ptrace::cont(guardian, None).expect("it goes on");
-    }
-    proxy.set(Mode::Pass);
-    eventually(LONG, "the lease is over", || !is_held(store, "late"));
-    let mut next = call(&store.url(), "next").arg("--wait").spawn();
-    waitpid(guardian, None).expect("lockrun has killed it");
-    next.wait_for_line("ready");
-    next.kill_everything();
-    old.wait().exited(79);
-    let lives = witness::lives(&record);
-    assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
+    judge(|| {
+        let proxy = store.proxy();
+        let records = memory::directory();
+        let record = records.path().join("record");
+        let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
+        let call =
+            |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
+        // From now on a Redis server has the scripts.
+        Lockrun::new(store).key("late").command(["true"]).run().exited(0);
+        proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
+        let old = call(&proxy.url(), "old").spawn();
+        let keys = || is_held(store, "late");
+        eventually(LONG, "the lock is its own, and it does not know yet", keys);
+        let guardian = Pid::from_raw(children(old.pid())[0]);
+        ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
+        // A little less than the answer takes.
+        stays_in_time_for(Duration::from_millis(4700), "it does not know yet", || old.stdout().is_empty());
+        old.signal(Signal::SIGWINCH);
+        while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
+            ptrace::cont(guardian, None).expect("it goes on");
+        }
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the lease is over", || !is_held(store, "late"));
+        let mut next = call(&store.url(), "next").arg("--wait").spawn();
+        waitpid(guardian, None).expect("lockrun has killed it");
+        next.wait_for_line("ready");
+        next.kill_everything();
+        old.wait().exited(79);
+        let lives = witness::lives(&record);
+        assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
+    });
 });
 
 /// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory then takes many
