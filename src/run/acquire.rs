@@ -39,7 +39,11 @@ pub fn acquire(
     let HeldPolicy { on_held, held_status } = held_policy;
     let began = Moment::now();
     let answer = match on_held {
-        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(Answer::of),
+        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(|tried| match tried {
+            // The signal may have cut the request short.
+            Tried::Held(_) => signals.obey().map_or_else(|| Answer::of(tried), Answer::Interrupted),
+            tried => Answer::of(tried),
+        }),
         OnHeld::Wait { span, max_waiting } => {
             let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
                 &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
@@ -197,7 +201,9 @@ fn is_held_by_its_token(store: &mut dyn Store, claim: &Claim) -> bool {
 fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
     let status = store.list(Some(&claim.key)).ok().and_then(|mut listing| listing.found.pop());
     let longest = status.and_then(|status| {
-        let first = status.holders.iter().min_by_key(|holding| holding.since_ms)?;
+        // One without a token is in no record, so it may have held the lock for longer than the store knows.
+        let first =
+            status.holders.iter().filter(|holding| holding.token.is_some()).min_by_key(|holding| holding.since_ms)?;
         Some(as_held(first, status.now_ms))
     });
     longest.unwrap_or(held)

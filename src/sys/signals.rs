@@ -231,6 +231,18 @@ fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Returns whether a signal is pending that ends or stops lockrun once it is read. For work that looks at no signals otherwise.
+pub fn are_to_be_obeyed() -> bool {
+    let mut pending = MaybeUninit::uninit();
+    // SAFETY: the set is written on success, which is checked before it is read.
+    unsafe {
+        libc::sigpending(pending.as_mut_ptr()) == 0
+            && (1..=LAST)
+                .filter(|signal| is_fatal(*signal) || is_stop(*signal))
+                .any(|signal| libc::sigismember(pending.as_ptr(), signal) == 1)
+    }
+}
+
 /// Returns the set of all signals.
 pub fn full_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();

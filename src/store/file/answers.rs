@@ -45,7 +45,7 @@ pub(super) fn revoked(
 
 /// Returns the holder of a lock that is held although its record names no holder, if there is one. The record was lost, or lockrun was
 /// killed after it had recorded the end of its run and before it freed the slot, which a process that it left behind keeps.
-fn unrecorded(file: &LockFile) -> Result<Option<LivingHolder>, StoreError> {
+pub(super) fn unrecorded(file: &LockFile) -> Result<Option<LivingHolder>, StoreError> {
     Ok(taken_slot(file)?.map(|slot| {
         let pids = keepers(0, slot, file);
         let holder = pids.first().map(|pid| Holder::of_process(*pid));

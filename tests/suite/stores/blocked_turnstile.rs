@@ -1,12 +1,15 @@
 //! Lock files whose turnstile does not turn: another program has locked the file, or the next waiter is stopped.
 
+use std::fs;
+use std::time::{Duration, Instant};
+
 use nix::libc;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::support::calm::{held_in_time, judge};
+use crate::support::calm::{held_in_time, in_time, judge};
 use crate::support::hand::until_waiting;
 use crate::support::processes::state;
 use crate::support::steps::call;
@@ -140,9 +143,14 @@ fn the_next_waiter_is_paused_at_a_free_lock() {
     let name = format!("pid {pid} ");
     let run = Lockrun::new(&store).key("paused").command(["echo", "ran"]);
     let by_hand = Lockrun::other("acquire", &store).key("paused");
-    for run in [run.clone(), run.arg("--skip"), by_hand].map(|call| call.spawn()) {
+    for run in [run.clone(), run.clone().arg("--skip"), by_hand].map(|call| call.spawn()) {
         run.wait().exited(69).printed("").said(&name).said("is next, but has not taken the free lock");
     }
+    // A signal ends such a run at once, as any other.
+    let run = run.arg("--skip").spawn();
+    eventually(LONG, "it looks again", || call(run.pid()) == libc::SYS_clock_nanosleep);
+    run.signal(Signal::SIGINT);
+    run.wait().died_of(Signal::SIGINT).printed("").silent();
     ptrace::detach(pid, None).expect("it goes on");
     waiter.wait().exited(0).printed("my turn\n").silent();
 }
@@ -164,4 +172,42 @@ fn a_run_that_comes_during_a_hand_off() {
         let output = run.wait().printed("").said(&format!("pid {pid} "));
         held_in_time(output.status == Some(75), &format!("the hand-off took little time: {output}"));
     });
+}
+
+// The same if the next run takes a share of the lock, and the one after it needs all of it: the lock is held, although a share is left.
+#[test]
+fn a_share_is_left_after_a_hand_off() {
+    judge(|| {
+        let store = Store::file();
+        let holder = Holder::new(&store, "shared");
+        let sharing = Lockrun::new(&store).key("shared").arg("--shared");
+        let mut next = sharing.clone().arg("--wait").sh("echo ready; exec sleep 600").spawn();
+        until_waiting(&store, "shared", 1);
+        let _writer = Lockrun::new(&store).key("shared").arg("--wait").command(["true"]).spawn();
+        until_waiting(&store, "shared", 2);
+        let pid = pause(&next);
+        holder.end();
+        let run = sharing.clone().arg("--skip").command(["echo", "ran"]).spawn();
+        eventually(LONG, "it looks again", || call(run.pid()) == libc::SYS_clock_nanosleep);
+        let began = Instant::now();
+        ptrace::detach(pid, None).expect("it goes on");
+        next.wait_for_line("ready");
+        let output = run.wait().printed("");
+        in_time(began.elapsed(), Duration::from_secs(4), "the run that does not wait");
+        held_in_time(output.status == Some(0), &format!("the hand-off took little time: {output}"));
+    });
+}
+
+// A shared lock whose record was lost is held, also where a run waits for all of it.
+#[test]
+fn a_share_without_a_record_is_not_a_free_lock() {
+    let store = Store::file();
+    let sharing = Lockrun::new(&store).key("emptied").arg("--shared");
+    let mut holder = sharing.clone().sh("echo ready; exec sleep 600").spawn();
+    holder.wait_for_line("ready");
+    let _writer = wait_for(&store, "emptied");
+    fs::write(store.locks().join("emptied"), "").expect("it is emptied");
+    let run = sharing.command(["echo", "ran"]);
+    run.clone().arg("--skip").run().exited(0).printed("").silent();
+    run.run().exited(75).printed("").said("is held by");
 }

@@ -111,6 +111,8 @@ fn a_file_that_was_emptied_is_a_fresh_one() {
     fs::write(&path, "").expect("it is emptied");
     let output = Lockrun::new(&store).key("emptied").command(["echo", "ran"]).run().exited(75);
     output.printed("").said("a run that has left no name");
+    // Nobody knows for how long, so it is not skipped.
+    Lockrun::new(&store).key("emptied").arg("--skip=1h").command(["echo", "ran"]).run().exited(75).printed("");
     // It is not free to the other commands either, and they find its processes.
     assert!(is_held(&store, "emptied"));
     assert_eq!(all(&store)[0]["holders"][0]["pid"], holder.pid());
