@@ -39,6 +39,9 @@ impl Event<'_> {
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
             Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
             Event::Finished(None) => "it is not known how the command ended".into(),
+            Event::Released { min_hold } if !min_hold.is_zero() => {
+                format!("lock \"{key}\" stays held: --min-hold {} has not passed", duration::say_finely(*min_hold))
+            }
             Event::Released { .. } => format!("lock \"{key}\" released"),
             Event::Kept => format!("lock \"{key}\" kept"),
             Event::Interrupted(signal) => format!("terminated by signal {signal} before the command was started"),

@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
             Err(outcome) => return Ok(outcome),
         };
         let granted_at = Moment::now();
-        // Only they need it if lockrun has to finish the run.
+        // Events and `--min-hold` need it if lockrun has to finish the run.
         if let Some(guardian) = guardian.filter(|_| self.plan.events.is_some() || !self.plan.min_hold.is_zero()) {
             let slot = self.plan.mode.several_slots().map(|_| grant.slot);
             guardian.acquired(Acquisition { at: granted_at, fence: grant.fence, slot });

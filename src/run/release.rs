@@ -33,8 +33,8 @@ impl Run<'_> {
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.report(Event::Failed { why });
-        } else if let Some(released) = released.filter(|_| !is_lost) {
-            // Not after a loss, which was already reported: then the store may know nothing of the lock any more.
+        } else if let Some(released) = released.filter(|it| !is_lost || matches!(it, Ok(Released::Retained))) {
+            // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock any more.
             self.report_released(how, released);
         }
     }

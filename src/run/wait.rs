@@ -128,7 +128,7 @@ impl WaitingClaim<'_> {
             // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
             // That time is no outage of the store.
             while watcher.is_stopped() {
-                if let Some(signal) = pause(CONTINUED_CHECK, waiter, watcher)? {
+                if let Some(signal) = self.pause(CONTINUED_CHECK, waiter, watcher)? {
                     return Ok(WaitEnd::Signal(signal));
                 }
                 self.outage_from = self.outage_from.map(|_| Moment::now());
@@ -174,7 +174,7 @@ impl WaitingClaim<'_> {
                 Err(failed) if !self.tolerates(failed.trouble) => return Err(failed),
                 Err(_) => {}
             }
-            if let Some(signal) = pause(backoff.next(), waiter, watcher)? {
+            if let Some(signal) = self.pause(backoff.next(), waiter, watcher)? {
                 return Ok(WaitEnd::Signal(signal));
             }
         }
@@ -194,6 +194,22 @@ impl WaitingClaim<'_> {
         self.outage_from.is_some_and(|from| now.since(from) < OUTAGE_MAX)
     }
 
+    /// Waits for `span`. Returns a signal that would terminate lockrun, if one came.
+    fn pause(
+        &mut self,
+        span: Duration,
+        waiter: &mut Waiter<'_>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<i32>, StoreError> {
+        match waiter.wait_for(None, Some(Moment::now() + span), watcher)? {
+            WakeReason::Signal(signal) => return Ok(Some(signal)),
+            // It was stopped meanwhile, which is no outage, either.
+            WakeReason::Resumed => self.outage_from = self.outage_from.map(|_| Moment::now()),
+            WakeReason::Time | WakeReason::Ready => {}
+        }
+        Ok(None)
+    }
+
     /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in this case.
     fn cancel_or_report(&mut self, watcher: &mut dyn Watcher) {
         let is_clean = self.cancel();
@@ -205,14 +221,6 @@ impl WaitingClaim<'_> {
     /// Cancels the claim. Returns whether the store has confirmed that.
     fn cancel(&mut self) -> bool {
         self.store.cancel(self.claim, false)
-    }
-}
-
-/// Waits for `span`. Returns a signal that would terminate lockrun, if one came.
-fn pause(span: Duration, waiter: &mut Waiter<'_>, watcher: &mut dyn Watcher) -> Result<Option<i32>, StoreError> {
-    match waiter.wait_for(None, Some(Moment::now() + span), watcher)? {
-        WakeReason::Signal(signal) => Ok(Some(signal)),
-        _ => Ok(None),
     }
 }
 

@@ -10,28 +10,28 @@ use nix::errno::Errno;
 
 /// Returns whether there is a child, dead or alive.
 pub fn are_there() -> bool {
-    first_ended_of(libc::P_ALL, 0, 0).is_ok()
+    ended_one_of(libc::P_ALL, 0, 0).is_ok()
 }
 
 /// Returns whether a child, dead or alive, is in the process group `group`.
 pub fn are_in(group: pid_t) -> bool {
-    first_ended_of(libc::P_PGID, group, 0).is_ok()
+    ended_one_of(libc::P_PGID, group, 0).is_ok()
 }
 
 /// Returns whether the child `pid` belongs to another thread than the calling one, which alone waits for it. (All orphans that this process
 /// inherits belong to its main thread.) Always `false` before Linux 4.7, which cannot tell.
 pub fn is_another_threads(pid: pid_t) -> bool {
-    first_ended_of(libc::P_PID, pid, libc::__WNOTHREAD | libc::__WALL) == Err(Errno::ECHILD)
+    ended_one_of(libc::P_PID, pid, libc::__WNOTHREAD | libc::__WALL) == Err(Errno::ECHILD)
 }
 
 /// Returns whether the child `pid` has ended. Does not reap it.
 pub fn has_ended(pid: pid_t) -> bool {
-    first_ended_of(libc::P_PID, pid, 0).is_ok_and(|ended| ended.is_some())
+    ended_one_of(libc::P_PID, pid, 0).is_ok_and(|ended| ended.is_some())
 }
 
-/// Returns a child that has ended, if there is one: of several, the one that became a child first. Does not reap it.
-pub fn first_ended() -> Option<pid_t> {
-    first_ended_of(libc::P_ALL, 0, 0).ok().flatten()
+/// Returns a child that has ended, if there is one. Does not reap it.
+pub fn ended_one() -> Option<pid_t> {
+    ended_one_of(libc::P_ALL, 0, 0).ok().flatten()
 }
 
 /// Reaps the child `pid`, which has ended. Its status is lost.
@@ -40,8 +40,8 @@ pub fn reap(pid: pid_t) {
     unsafe { libc::waitpid(pid, ptr::null_mut(), libc::WNOHANG) };
 }
 
-/// Returns which of the selected children has ended first, if one has. Fails with `ECHILD` if there is no such child.
-fn first_ended_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result<Option<pid_t>> {
+/// Returns one of the selected children that has ended, if there is one. Fails with `ECHILD` if there is no such child.
+fn ended_one_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result<Option<pid_t>> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | option;
     // SAFETY: plain system call that writes to `info` or leaves it as it is.
@@ -65,7 +65,7 @@ impl ReapedByKernel {
         action.sa_flags = libc::SA_NOCLDWAIT;
         // SAFETY: both pointers are to actions, and no handler is installed.
         Errno::result(unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, &raw mut before) })?;
-        while let Some(pid) = first_ended() {
+        while let Some(pid) = ended_one() {
             reap(pid);
         }
         Ok(ReapedByKernel(before))

@@ -5,7 +5,7 @@
 use libc::c_int;
 
 /// Gives the calling thread a real-time priority, so that it runs ahead of all threads without one: the lowest (`SCHED_RR`, see sched(7)),
-/// or, if it has one already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may do this, and
+/// or, if it has one below 99 already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may do this, and
 /// a user whose `RLIMIT_RTPRIO` allows it; for others nothing changes.
 ///
 /// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs: where all
@@ -18,11 +18,13 @@ pub fn raise() {
         libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
         c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)
     };
-    let policy = match policy & !libc::SCHED_RESET_ON_FORK {
+    // Only root may clear this flag, with which children do not inherit the priority.
+    let flag = policy & libc::SCHED_RESET_ON_FORK;
+    let policy = match policy & !flag {
         // Unknown; or it runs ahead of all others already.
         ..=-1 | libc::SCHED_DEADLINE => return,
-        libc::SCHED_RR | libc::SCHED_FIFO => policy,
-        _ => libc::SCHED_RR,
+        real_time @ (libc::SCHED_RR | libc::SCHED_FIFO) => real_time | flag,
+        _ => libc::SCHED_RR | flag,
     };
     let higher = priority + 1;
     // SAFETY: a plain system call on the calling thread that reads one number.

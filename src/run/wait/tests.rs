@@ -152,15 +152,24 @@ fn wait_for_ever(tries: impl IntoIterator<Item = Answer>) -> (Result<Acquired, S
 const UPTIME: Duration = Duration::from_hours(1);
 
 /// A clock that only waiting moves.
-struct IdleMachine(Cell<Moment>);
+struct IdleMachine {
+    now: Cell<Moment>,
+    /// For how long the first wait suspends the process.
+    suspends: Cell<Duration>,
+}
 
 impl Surroundings for IdleMachine {
     fn now(&self) -> Moment {
-        self.0.get()
+        self.now.get()
     }
 
     fn wait(&self, until: Option<Moment>) -> WakeReason {
-        self.0.set(until.expect("no one waits for ever"));
+        let suspended = self.suspends.take();
+        if !suspended.is_zero() {
+            self.now.set(self.now.get() + suspended);
+            return WakeReason::Resumed;
+        }
+        self.now.set(until.expect("no one waits for ever"));
         WakeReason::Time
     }
 }
@@ -168,7 +177,13 @@ impl Surroundings for IdleMachine {
 impl IdleMachine {
     /// Calls `test` on such a machine.
     fn with<T>(test: impl FnOnce() -> T) -> T {
-        simulated::enter(Some(Rc::new(IdleMachine(Cell::new(Moment::from_boot(UPTIME))))));
+        Self::suspending(Duration::ZERO, test)
+    }
+
+    /// The same, where the first wait suspends the process for so long.
+    fn suspending<T>(suspends: Duration, test: impl FnOnce() -> T) -> T {
+        let machine = IdleMachine { now: Cell::new(Moment::from_boot(UPTIME)), suspends: Cell::new(suspends) };
+        simulated::enter(Some(Rc::new(machine)));
         let result = test();
         simulated::enter(None);
         result
@@ -336,6 +351,21 @@ fn patience_begins_anew_when_lockrun_is_continued() {
     // It looks ten times a second.
     let mut onlooker = Onlooker { stops: Cell::new(20 * 60), ..Onlooker::new(true) };
     let waited = wait_through(Duration::ZERO, [failed(true, true), MINE], &mut onlooker);
+    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
+}
+
+// The same if this process was suspended between two tries.
+#[test]
+fn patience_begins_anew_when_the_waiter_is_continued() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let tries = [failed(true, true), failed(true, true), MINE].into();
+    let mut store = Scripted { tries, ..Scripted::default() };
+    let claim = Claim::example();
+    let outage_from = Some(Moment::from_boot(UPTIME));
+    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    let mut onlooker = Onlooker::new(true);
+    let waited =
+        IdleMachine::suspending(2 * OUTAGE_MAX, || waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker));
     assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
 }
 

@@ -176,9 +176,9 @@ impl Channel {
 
     fn send(&self, frame: Frame) {
         let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. A lockrun
-        // that is stopped has not: its lease is not renewed. If it hangs, the lost message is most likely a renewal, without which
-        // COMMAND is ended: safe.
+        // A message is lost only if the receiver is dead, which the sender will notice, or has left hundreds of messages unread. For a
+        // lockrun that is stopped, the lease is not renewed while COMMAND runs. If it hangs, the lost message is most likely a renewal,
+        // without which COMMAND is ended: safe.
         let _ = send(self.0.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 

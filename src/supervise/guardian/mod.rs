@@ -66,7 +66,8 @@ impl Guardian {
         // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // The guardian ends with lockrun, whose death closes the link. Even a stopped guardian notices: the kernel continues it then.
+        // The guardian ends with lockrun, whose death closes the link. A stopped guardian notices, too: the kernel continues it then. (Not
+        // one that stops itself at that very moment.)
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
         let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
         Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }

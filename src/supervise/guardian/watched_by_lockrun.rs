@@ -15,6 +15,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::poll;
@@ -38,6 +39,12 @@ use crate::sys::clock::Moment;
 use crate::sys::priority;
 use crate::sys::signals::{self, Missed, Signals};
 use crate::sys::wait::{readable, time_until};
+
+/// More than the time in which a process stops that was sent SIGSTOP: it does so when it next gets a processor.
+const STOPPING_MAX: Duration = Duration::from_secs(10);
+
+/// How often lockrun looks, for so long after it has relayed a fatal signal, whether its guardian is stopped.
+const STOPPED_CHECK: Duration = Duration::from_millis(50);
 
 /// Which side of the fork this process is.
 pub enum ForkSide {
@@ -105,15 +112,17 @@ impl Parent {
     /// Relays signals and waits until the run is over. Takes over if the guardian dies, is stopped or hangs.
     pub fn until_the_end(mut self, signals: &Signals) -> nix::Result<GuardianEnd> {
         let mut job = JobControl::new(self.has_terminal, self.missed);
+        let mut relayed_at = None;
         loop {
             for signal in job.take_pending(signals) {
                 self.guardian.signal(signal);
-                // A stopped guardian would not handle the signal. If there is a time for taking over from it, lockrun waits for that.
-                // One that runs would pass the CONT on to COMMAND.
-                let waits = self.oversight.takes_over_at().is_some();
-                if !waits && signals::is_fatal(signal) && self.guardian.is_stopped() {
-                    self.guardian.signal(libc::SIGCONT);
+                if signals::is_fatal(signal) {
+                    relayed_at = Some(Moment::now());
                 }
+            }
+            let continues = self.continues_guardian(relayed_at);
+            if continues && self.guardian.is_stopped() {
+                self.guardian.signal(libc::SIGCONT);
             }
             // Both are read before the messages, so that the messages are complete if the guardian has ended, and include every renewal
             // before `now`. Waiting for the link to close is not enough: a child that was stopped before it executed COMMAND keeps it open.
@@ -159,17 +168,26 @@ impl Parent {
                 return self.take_over(signals);
             }
             self.reap_others();
-            match poll(&mut [readable(signals), readable(&self.link)], time_until(takes_over_at)) {
+            let look_at = continues.then(|| now + STOPPED_CHECK);
+            let until = takes_over_at.into_iter().chain(look_at).min();
+            match poll(&mut [readable(signals), readable(&self.link)], time_until(until)) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
+    /// Returns whether a guardian that is stopped is to be continued, to handle a fatal signal that was relayed to it at this time. (One
+    /// that runs would pass the CONT on to COMMAND.) If there is a time for taking over from it, lockrun waits for that instead.
+    fn continues_guardian(&self, relayed_at: Option<Moment>) -> bool {
+        let is_recent = relayed_at.is_some_and(|at| Moment::now().since(at) < STOPPING_MAX);
+        is_recent && self.oversight.takes_over_at().is_none()
+    }
+
     /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits what others leave
     /// behind there. If the guardian has ended, COMMAND's processes are among the children, and are left to [`Parent::take_over`].
     fn reap_others(&self) {
-        while let Some(pid) = children::first_ended()
+        while let Some(pid) = children::ended_one()
             && !self.guardian.has_ended()
         {
             children::reap(pid);

@@ -13,7 +13,8 @@ use tempfile::TempDir;
 use crate::support::birth::Birth;
 use crate::support::calm::{held_in_time, judge, late, stays_in_time_for};
 use crate::support::hand::{is_held, status};
-use crate::support::processes::{children, is_alive, send, state};
+use crate::support::holder::is_free;
+use crate::support::processes::{children, is_alive, is_pending, send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, stays_true_for, witness};
@@ -180,6 +181,26 @@ on_every_lease_store!(a_wait_whose_guardian_is_stopped_can_be_ended, |store| {
     assert!(!is_alive(guardian), "the guardian is still there");
     assert_eq!(queue.length(), 0);
     holder.end();
+});
+
+// A signal to lockrun also arrives if its guardian is being stopped at that moment: a STOP signal takes effect when the process next gets
+// a processor.
+on_every_lease_store!(a_signal_arrives_at_a_guardian_that_is_about_to_stop, |store| {
+    let call = Lockrun::new(store).key("stopping").args(["--ttl", "none"]);
+    let mut run = call.sh("echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    let guardian = Pid::from_raw(children(run.pid())[0]);
+    ptrace::seize(guardian, ptrace::Options::empty()).expect("it can be traced");
+    ptrace::interrupt(guardian).expect("it is stopped");
+    waitpid(guardian, None).expect("it has stopped");
+    send(guardian.as_raw(), Signal::SIGSTOP);
+    run.signal(Signal::SIGTERM);
+    eventually(LONG, "it was relayed", || is_pending(guardian.as_raw(), Signal::SIGTERM));
+    // Time enough for lockrun to look at a guardian that is not stopped yet.
+    Lockrun::new(store).key("another").command(["true"]).run().exited(0);
+    ptrace::detach(guardian, None).expect("it goes on");
+    run.wait().died_of(Signal::SIGTERM);
+    assert!(is_free(store, "stopping"));
 });
 
 // "Only a claim that the server confirms starts COMMAND": one that comes too late is rejected.

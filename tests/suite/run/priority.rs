@@ -1,8 +1,10 @@
 //! Scheduling: lockrun and its guardian run ahead of all others, if they may. The command does not.
 
+use std::process::Command;
+
 use nix::libc;
 
-use crate::support::processes::{children, need_root};
+use crate::support::processes::children;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, eventually};
 
@@ -18,11 +20,15 @@ fn scheduling(pid: i32, fields: [usize; 2]) -> [i32; 2] {
     fields.map(|field| behind_its_name[field - 3].parse().expect("a number"))
 }
 
+/// Returns whether this machine lets the tests have real-time priority.
+fn may_have_priority() -> bool {
+    Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success()
+}
+
 // "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian run with
 // real-time priority, if they may. COMMAND has the priority that lockrun was started with.
 on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
-    let may =
-        std::process::Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success();
+    let may = may_have_priority();
     let call = Lockrun::new(store).key("priority").sh("echo ready; exec sleep 600");
     let mut run = call.in_shell("exec nice -n 5 \"$@\"").spawn_alone();
     run.wait_for_line("ready");
@@ -38,7 +44,10 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
 
 // The same under chrt(1), or `CPUSchedulingPolicy=` of systemd: lockrun and its guardian are not behind their command.
 on_every_lease_store!(lockrun_runs_ahead_of_a_command_with_priority, |store| {
-    need_root("have real-time priority");
+    if !may_have_priority() {
+        // Then no command has priority, either.
+        return;
+    }
     for (option, policy) in [("--rr", libc::SCHED_RR), ("--fifo", libc::SCHED_FIFO)] {
         let call = Lockrun::new(store).key(option).sh("echo ready; exec sleep 600");
         let mut run = call.in_shell(&format!("exec chrt {option} 10 \"$@\"")).spawn_alone();

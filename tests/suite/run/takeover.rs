@@ -58,11 +58,11 @@ on_every_lease_store!(the_guardian_is_killed_after_the_command_has_ended, |store
 // takeover, and after a loss.
 on_every_lease_store!(a_takeover_retains_what_an_end_retains, |store| {
     for (signal, exit) in [(Signal::SIGKILL, 125), (Signal::SIGSTOP, 79)] {
-        let call = Lockrun::new(store).key("held").args(["--ttl", "4s", "--min-hold", "10m"]);
+        let call = Lockrun::new(store).key("held").args(["--ttl", "4s", "--min-hold", "10m", "-v"]);
         let mut run = call.sh("echo ready; exec sleep 600").spawn();
         run.wait_for_line("ready");
         send(children(run.pid())[0], signal);
-        run.wait().exited(exit);
+        run.wait().exited(exit).said("stays held");
         held_in_time(is_held(store, "held"), "it is retained before its lease expires");
         break_lock(store, "held", &[]).exited(0);
     }
