@@ -60,7 +60,7 @@ pub const SETTINGS: &str = "Every option but --key can also be set by an environ
     capitals with _ for -, such as LOCKRUN_STORE, LOCKRUN_STORE_FILE or LOCKRUN_TTL. An option that takes no value is \
     set to true or false, and --skip and --wait, whose duration is optional, to true, false or a duration: LOCKRUN_WAIT=true waits for \
     ever, and LOCKRUN_SKIP=1 is on, as for a switch. Any other variable that begins with LOCKRUN_ is an error \
-    (status 64), except those that Kubernetes and Docker set for a service, such as LOCKRUN_SERVICE_HOST. In the files below an option is set by its name. Precedence: command line, environment, user file, system file.";
+    (status 64), except those that Kubernetes sets for a service, such as LOCKRUN_SERVICE_HOST. In the files below an option is set by its name. Precedence: command line, environment, user file, system file.";
 
 /// Where the options of a subcommand can be set.
 pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it runs a command can be set by the same \

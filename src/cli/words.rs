@@ -19,7 +19,8 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
     let mut normal = Vec::with_capacity(args.len());
     let mut args = args.into_iter().peekable();
     while let Some(word) = args.next() {
-        // Bytes that are not UTF-8 become U+FFFD here, and no other character changes; what is passed on keeps its bytes.
+        // Bytes that are not UTF-8 become U+FFFD here, and no other character changes. A word that is passed on keeps its bytes, but for a
+        // value that is attached to a short option.
         let text = &*word.to_string_lossy().into_owned();
         if text == "--" || !text.starts_with('-') || text == "-" {
             normal.push(word);

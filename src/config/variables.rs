@@ -1,5 +1,5 @@
 //! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than intended.
-//! Kubernetes and Docker add variables of the same prefix where a service is called `lockrun…`: these are ignored.
+//! Kubernetes adds variables of the same prefix where a service is called `lockrun…`: these are ignored.
 
 use std::ffi::OsStr;
 
@@ -31,8 +31,7 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
         .into())
 }
 
-/// Returns whether Kubernetes, or a link of Docker, gives a container a variable of this name for a service: `lockrun`, or one whose
-/// name begins with `lockrun-`.
+/// Returns whether Kubernetes gives a container a variable of this name for a service: `lockrun`, or one whose name begins with `lockrun-`.
 fn describes_service(name: &str) -> bool {
     let is_word = |text: &str| {
         let is_letter = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';

@@ -179,7 +179,7 @@ pub struct LastRun {
     pub started_unix_ms: u64,
     /// When it released it, in Unix time.
     pub ended_unix_ms: u64,
-    /// How the run ended; `None` for a lock acquired by hand.
+    /// How the run ended; `None` for a lock acquired by hand, and for a run whose lock was broken at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
 }

@@ -335,7 +335,10 @@ fn waiters_on_an_overlay_are_shown() {
     let script = format!(
         "{PROGRAM} acquire --key k >/dev/null || exit
         {PROGRAM} --key k --wait -- true &
-        until {PROGRAM} status --key k --json | grep -q '\"waited_ms\":'; do sleep 0.05; done
+        timeout 30 sh -c \"until {PROGRAM} status --key k --json | grep -q waited_ms.:; do sleep 0.05; done\" || {{
+            {PROGRAM} status --key k --json
+            exit 1
+        }}
         kill $!"
     );
     let call = Lockrun::bare().env("LOCKRUN_STORE", format!("file:{place}/locks/own"));
