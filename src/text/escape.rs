@@ -118,19 +118,23 @@ fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
 /// mistyped one. Also masks the passwords in its parameters.
 pub fn without_credentials_of(value: &str, message: &str) -> String {
     let value = value.trim();
-    let parameters = value.split(['?', '&']).filter_map(password_parameter);
-    let mut masks: Vec<_> =
-        parameters.map(|(name, secret)| (format!("{name}={secret}"), format!("{name}=***"))).collect();
-    if let Some((secret, _)) = without_query_passwords(value).rsplit_once('@').filter(|(secret, _)| !secret.is_empty())
-    {
-        masks.push((format!("{secret}@"), "***@".to_owned()));
-    }
-    masks.into_iter().fold(message.to_owned(), |message, (secret, mask)| {
+    let (mut masked, mut message) = (value.to_owned(), message.to_owned());
+    let mut mask = |secret: &str, mask: &str| {
         // The message may repeat it in quotation marks or as it is.
         let quoted = format!("{secret:?}");
-        let quoted = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(&secret);
-        message.replace(quoted, &mask).replace(&secret, &mask)
-    })
+        let quoted = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(secret);
+        message = message.replace(quoted, mask).replace(secret, mask);
+    };
+    for (name, secret) in value.split(['?', '&']).filter_map(password_parameter) {
+        let (parameter, safe) = (format!("{name}={secret}"), format!("{name}=***"));
+        mask(&parameter, &safe);
+        masked = masked.replace(&parameter, &safe);
+    }
+    // Last, as the message has it by now.
+    if let Some((secret, _)) = masked.rsplit_once('@').filter(|(secret, _)| !secret.is_empty()) {
+        mask(&format!("{secret}@"), "***@");
+    }
+    message
 }
 
 /// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@` without
@@ -144,17 +148,18 @@ pub fn without_user(value: &str) -> Cow<'_, str> {
 
 /// Masks lockrun's secrets in a command line: tokens, and passwords in URLs.
 pub fn without_secrets(command: &str) -> String {
+    /// What a token follows.
+    const NAMES: [&str; 2] = ["--token", "LOCKRUN_TOKEN="];
     let mut shown = String::new();
     let command = without_credentials(command);
     let mut rest = command.as_str();
-    while let Some((at, name)) =
-        ["--token", "LOCKRUN_TOKEN="].into_iter().filter_map(|name| Some((rest.find(name)?, name))).min()
-    {
+    while let Some((at, name)) = NAMES.into_iter().filter_map(|name| Some((rest.find(name)?, name))).min() {
         let (before, after) = rest.split_at(at + name.len());
         let value = after.trim_start_matches(['=', ' ', '\'', '"']);
         shown.push_str(before);
         shown.push_str(&after[..after.len() - value.len()]);
-        rest = value.trim_start_matches(is_of_token);
+        let is_name = NAMES.iter().any(|name| value.starts_with(name));
+        rest = if is_name { value } else { value.trim_start_matches(is_of_token) };
         if rest.len() < value.len() {
             shown.push_str("***");
         }
@@ -188,10 +193,10 @@ mod tests {
 
     #[test]
     fn tokens_are_not_said_again() {
-        let said =
-            "sh -c 'A=redis://u:p@h LOCKRUN_TOKEN=a.b lockrun renew --token \"c-d\"; x --token=e --token $T' --token";
-        let safe =
-            "sh -c 'A=redis://***@h LOCKRUN_TOKEN=*** lockrun renew --token \"***\"; x --token=*** --token $T' --token";
+        let said = "sh -c 'A=redis://u:p@h LOCKRUN_TOKEN=a.b lockrun renew --token \"c-d\"; \
+                    x --token=e --token --token=f --token $T' --token";
+        let safe = "sh -c 'A=redis://***@h LOCKRUN_TOKEN=*** lockrun renew --token \"***\"; \
+                    x --token=*** --token --token=*** --token $T' --token";
         assert_eq!(without_secrets(said), safe);
     }
 
@@ -204,6 +209,7 @@ mod tests {
             ("redis://u:p@h", "\"***@h\" is no number"),
             ("h/m?sentinel_password=s\"e&db=1", "\"h/m?sentinel_password=***&db=1\" is no number"),
             ("redis://u:p@h/?password=a@b", "\"***@h/?password=***\" is no number"),
+            ("password=a&ca=redis://u:p@h", "\"***@h\" is no number"),
             ("5", "\"5\" is no number"),
         ] {
             assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
