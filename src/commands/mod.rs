@@ -20,9 +20,11 @@ use anyhow::Result;
 use crate::cli::Subcommand;
 use crate::config::settings::{DEFAULT_STORE_TIMEOUT, Settings, UsageError};
 use crate::lock::key::Key;
+use crate::lock::state::Purpose;
+use crate::lock::token::Token;
 use crate::report;
 use crate::run::outcome::Outcome;
-use crate::store::{Address, Backend, Held};
+use crate::store::{Address, Backend, Held, Store};
 use crate::text::escape::escaped;
 
 /// Runs `subcommand` with its `settings`. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
@@ -55,11 +57,23 @@ fn open_at(
     Ok(store.open(timeout)?)
 }
 
-/// Reports that a lock is not, or no longer, held under the token in this store, and returns the outcome.
-fn report_not_held(key: &Key, held: Option<Held>, store: &Address) -> Outcome {
+/// Reports that a lock is not, or no longer, held under the token in this store, at this address, and returns the outcome.
+fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn Store, address: &Address) -> Outcome {
     // Perhaps it is held in another store: `acquire` was given one, and this command was not.
-    let nobody = || format!("nobody holds it in the store {:?}", store.shown());
-    let whose = held.map_or_else(nobody, |held| format!("it is held by {held}"));
+    let nobody = || format!("nobody holds it in the store {:?}", address.shown());
+    let whose = if is_forgotten(key, token, store) {
+        "the store has lost the record of it, and a command may still run under it; if none does, free it with `lockrun break --now`"
+            .into()
+    } else {
+        held.map_or_else(nobody, |held| format!("it is held by {held}"))
+    };
     report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));
     Outcome::Lost
+}
+
+/// Returns whether the store has lost the lock that was held under the token, and still grants it to nobody else.
+fn is_forgotten(key: &Key, token: &Token, store: &mut dyn Store) -> bool {
+    let listing = store.list(Some(key)).ok();
+    let holders = listing.iter().flat_map(|listing| &listing.found).flat_map(|status| &status.holders);
+    holders.filter(|holder| holder.purpose == Purpose::Forgotten).any(|holder| holder.token.as_ref() == Some(token))
 }

@@ -28,7 +28,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             }
             Outcome::Printed
         }
-        Ok(Released::NotMine(held)) => report_not_held(&key, held, &address),
+        Ok(Released::NotMine(held)) => report_not_held(&key, &token, held, &mut *store, &address),
         Err(error) => {
             report::error(&error);
             Outcome::StoreFailed

@@ -19,7 +19,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let renewed = store.renew(&key, &token, ttl);
     Ok(match renewed.with_context(|| format!("cannot renew the lock \"{}\"", escaped(key.as_str()))) {
         Ok(Renewed::Mine) => Outcome::Printed,
-        Ok(Renewed::NotMine(held)) => report_not_held(&key, held, &address),
+        Ok(Renewed::NotMine(held)) => report_not_held(&key, &token, held, &mut *store, &address),
         Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
                 "the lock \"{}\" is not ours any more: it was revoked by {by}",

@@ -50,7 +50,7 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
             Purpose::Run => {}
             Purpose::Hand => parts.push("acquired by hand".into()),
             Purpose::Kept => parts.push("kept after its run".into()),
-            Purpose::Forgotten => parts.push("lost by the store, and known to a waiter".into()),
+            Purpose::Forgotten => parts.push("lost by the store, but a command may still run under it".into()),
         }
         parts.push(format!("fence {}", holding.fence));
         line("", &format!("{lease}; {}", parts.join(", ")));

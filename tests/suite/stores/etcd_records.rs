@@ -1,6 +1,6 @@
 //! Records in etcd that were deleted by hand, or contain nothing.
 
-use crate::support::hand::{break_lock, is_held, token};
+use crate::support::hand::{break_lock, is_held, release, renew, token};
 use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, witness};
 
 // "The command is dead before the lock passes to anyone else": if only the record is deleted, the run stops its command when it learns of
@@ -32,8 +32,12 @@ fn a_record_is_deleted_under_a_command_that_ends_slowly() {
 fn a_lock_without_a_record_is_broken() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
-    token(&store, "k", &["--ttl", "10m"]);
+    let held = token(&store, "k", &["--ttl", "10m"]);
     etcd.delete_record("k");
+    // Its owner is told so, too.
+    for output in [release(&store, "k", &held), renew(&store, "k", &held, &[])] {
+        output.exited(79).said("not held under this token").said("`lockrun break --now`");
+    }
     let output =
         break_lock(&store, "k", &[]).exited(0).said("it will be free when its command has been stopped, within ");
     // As long as the lease still lasts.
