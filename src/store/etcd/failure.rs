@@ -202,11 +202,12 @@ impl Failure {
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
-            // Of a proxy: Request Timeout, Too Many Requests, and errors of a server.
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(408 | 429 | 500..) => {
+            // Of a proxy: Request Timeout, and errors of a server.
+            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(408 | 500..) => {
                 Trouble::Unavailable
             }
-            Failure::Contended => Trouble::Busy,
+            // Of a proxy: Too Many Requests.
+            Failure::Contended | Failure::Proxy(429) => Trouble::Busy,
             Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_passing() => Trouble::Unavailable,
             _ => Trouble::Permanent,
@@ -295,8 +296,11 @@ mod tests {
 
     #[test]
     fn a_load_balancer_without_a_member_or_with_too_much_to_do_passes() {
-        for (status, passes) in [(408, true), (429, true), (502, true), (400, false), (403, false), (404, false)] {
-            assert_eq!(failure(status, "<html>").is_transient(), passes, "{status}");
+        use Trouble::{Busy, Permanent, Unavailable};
+        let all =
+            [(408, Unavailable), (429, Busy), (502, Unavailable), (400, Permanent), (403, Permanent), (404, Permanent)];
+        for (status, trouble) in all {
+            assert_eq!(failure(status, "<html>").trouble(), trouble, "{status}");
         }
     }
 
