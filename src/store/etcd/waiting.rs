@@ -298,9 +298,17 @@ impl EtcdStore {
     /// must not be lost. If this fails, too, the next sleep or failure repeats it.
     pub(super) fn keep_place(&mut self) {
         let (Some(wait), Some((_, lease))) = (&self.wait, &self.own_row) else { return };
+        if wait.keep_alive_at > Moment::now() {
+            return;
+        }
         // The request that has failed has taken its time already.
-        if wait.keep_alive_at <= Moment::now() && self.keep_alive(*lease, self.timeout / 4).is_ok() {
-            self.wait.iter_mut().for_each(|wait| wait.keep_alive_at = Moment::now() + KEEP_ALIVE);
+        let kept = self.keep_alive(*lease, self.timeout / 4);
+        let Some(wait) = &mut self.wait else { return };
+        match kept {
+            Ok(true) => wait.keep_alive_at = Moment::now() + KEEP_ALIVE,
+            // The place is lost: the next look joins the queue anew.
+            Ok(false) => wait.look_at = Moment::now(),
+            Err(_) => {}
         }
     }
 
