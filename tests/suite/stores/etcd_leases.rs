@@ -40,6 +40,10 @@ fn a_waiter_keeps_its_place_while_its_requests_fail() {
         let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v"]).command(["echo", "ran"]);
         let mut waiter = call.spawn();
         waiter.wait_for_stderr("waiting");
+        // Its watch may be open already.
+        proxy.set(Mode::Reset);
+        let before = proxy.connections();
+        eventually(LONG, "it has lost its connections", || proxy.connections() > before);
         proxy.set(Mode::CloseAt(request));
         let before = etcd.kept_alive();
         eventually(LONG, "it renews the lease of its row", || etcd.kept_alive() > before);
