@@ -80,8 +80,12 @@ impl Run<'_> {
         match released {
             Ok(released) => self.report_freed(how, &released),
             Err(error) => {
-                let lasts =
-                    if self.plan.expires { "until its lease expires" } else { "until `lockrun break` frees it" };
+                // `renew --ttl none` may have made the lease endless; the run does not know it.
+                let lasts = if self.plan.expires {
+                    "until its lease expires, or `lockrun break` frees it"
+                } else {
+                    "until `lockrun break` frees it"
+                };
                 let failed = match &self.plan.sequence {
                     Some(_) => format!(
                         "cannot release the value of the sequence \"{}\": it stays reserved {lasts}, and may come up again",
