@@ -118,6 +118,12 @@ impl LockState {
         self.finish(true, now, facts)
     }
 
+    /// Keeps the record from being pruned for as long as a request may still arrive that fails only because of the record.
+    /// It refuses no token: the next request under the same one may be meant.
+    pub fn outlast_late_requests(&mut self, facts: &impl Facts) {
+        self.refuse_late_requests(&Token::default(), facts.now(), facts);
+    }
+
     /// Refuses requests under this token that arrive late.
     pub(super) fn refuse_late_requests(&mut self, token: &Token, now: Now, facts: &impl Facts) {
         self.epoch = facts.epoch();

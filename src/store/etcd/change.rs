@@ -217,7 +217,8 @@ impl Draft<'_> {
         let changes_record = *record != self.found().stored;
         // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
-        // A forced write of nothing has left it. Not for a token, whose own late request that write may have to refuse.
+        // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing, see
+        // `outlast_late_requests`.
         let is_leftover =
             self.facts.asking.is_none() && self.found().record_revision != 0 && *record == LockState::default();
         if !is_needed && !is_leftover && !self.forces_write {

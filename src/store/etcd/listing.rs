@@ -84,7 +84,8 @@ impl EtcdStore {
         let found = self.look(key)?;
         let now_ms = self.client.now_ms();
         let (state, left) = self.judge(&found, now_ms)?;
-        if state == LockState::default() {
+        // A cancelled request alone does not make it a lock that has been held.
+        if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
             return Ok(None);
         }
         let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };

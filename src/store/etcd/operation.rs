@@ -131,6 +131,10 @@ impl EtcdStore {
             let before = found.state(subject.asking, &self.observed, now_ms);
             let mut state = before.clone();
             let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
+            if may_be_done {
+                // The earlier attempt fails when it arrives late, but only while there is a record.
+                state.outlast_late_requests(&facts);
+            }
             let has_called = found.rows.iter().any(|row| row.value.called.is_some());
             let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
             let has_enough = match source {

@@ -1,7 +1,12 @@
 //! Records in etcd that were deleted by hand, or contain nothing.
 
-use crate::support::hand::{break_lock, is_held, release, renew, token};
-use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, witness};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::hand::{all, break_lock, is_held, release, renew, token};
+use crate::support::proxy::Mode;
+use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, stays_true_for, witness};
 
 // "The command is dead before the lock passes to anyone else": if only the record is deleted, the run stops its command when it learns of
 // that, and a run that comes meanwhile waits until the command is dead.
@@ -47,16 +52,40 @@ fn a_lock_without_a_record_is_broken() {
     assert!(!is_held(&store, "k") && etcd.lives("k").is_empty());
 }
 
-// "`prune` removes what is left of locks": also a record in which nothing is left. A cancelled request whose first answer was lost leaves one.
+// "`prune` removes what is left of locks": also a record in which nothing is left, or only a cancelled request that can no longer arrive.
 #[test]
 fn an_empty_record_is_pruned() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     let prune = |options: &[&str]| Lockrun::other("prune", &store).args(["--older-than", "1d"]).args(options).run();
-    etcd.put("lockrun/state/job-2026-11-26", r#"{"key":"","fence":0}"#);
-    for options in [&["--dry-run"][..], &[]] {
-        prune(options).exited(0).printed("job-2026-11-26\n").silent();
+    let cancelled = json!([{ "token": "", "until_ms": 1 }]);
+    for record in [json!({ "key": "", "fence": 0 }), json!({ "key": "", "fence": 0, "cancelled": cancelled })] {
+        etcd.put("lockrun/state/job-2026-11-26", &record.to_string());
+        for options in [&["--dry-run"][..], &[]] {
+            prune(options).exited(0).printed("job-2026-11-26\n").silent();
+        }
     }
     assert!(etcd.keys("lockrun/").is_empty());
     prune(&[]).exited(0).printed("").silent();
+}
+
+// "No answer": 69, and a request that arrives afterwards acquires nothing, also if `prune` or `break` has looked at the lock meanwhile: only
+// the record that the cancelled request leaves makes it fail.
+#[test]
+fn a_record_of_a_recent_cancelled_request_stays() {
+    for command in [&["prune", "--older-than", "365d"][..], &["prune", "--key", "k"], &["break", "--key", "k"]] {
+        let store = Store::Etcd(Etcd::of(1));
+        let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+        proxy.set(Mode::HoldUpTo(proxy.next_number()));
+        let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "10m", "--store-timeout", "4s"]);
+        call.command(["true"]).run().exited(69);
+        assert_eq!(proxy.held(), 1);
+        Lockrun::bare().args(command).args(["--store", &store.url()]).run().printed("");
+        assert_eq!(etcd.keys("lockrun/state/").len(), 1, "{command:?}");
+        let before = proxy.delivered();
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
+        assert!(all(&store).is_empty(), "a lock that was never held");
+        stays_true_for(Duration::from_secs(1), "nobody holds the lock", || etcd.lives("k").is_empty());
+    }
 }
