@@ -137,8 +137,8 @@ impl LookUp {
     }
 }
 
-/// Returns the error of a look-up for which getent could not be started. A lack of resources stays the error that it is: callers
-/// know it by its number.
+/// Returns the error of a look-up for which getent could not be started. A lack of descriptors or memory stays the error that it
+/// is: callers know it by its number.
 fn why_no_getent(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
@@ -149,7 +149,8 @@ fn why_no_getent(error: io::Error) -> io::Error {
         }
         // No more processes.
         io::ErrorKind::WouldBlock => {
-            let why = "its name cannot be looked up, because no process can be started; raise the limit of this user (ulimit -u) or of the                        cgroup (pids.max)";
+            let why = "its name cannot be looked up, because no process can be started; raise the limit of this user (ulimit -u) or of \
+                       the cgroup (pids.max)";
             io::Error::other(why)
         }
         _ => error,
@@ -218,7 +219,8 @@ mod tests {
     fn a_lack_of_resources_is_no_lack_of_getent() {
         let why = |errno: Errno| why_no_getent(errno.into());
         assert_eq!(why(Errno::EMFILE).raw_os_error(), Some(Errno::EMFILE as i32));
-        assert!(why(Errno::EAGAIN).to_string().contains("raise the limit"), "{}", why(Errno::EAGAIN));
+        let no_process = why(Errno::EAGAIN).to_string();
+        assert!(no_process.contains("of this user (ulimit -u) or of the cgroup (pids.max)"), "{no_process}");
         for errno in [Errno::ENOENT, Errno::EACCES] {
             assert!(why(errno).to_string().contains("install it"), "{}", why(errno));
         }
