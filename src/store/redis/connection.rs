@@ -101,35 +101,39 @@ impl Connection {
         self.stream.set_deadline(deadline);
         let mut rejection: Option<Failure> = None;
         for step in std::mem::take(&mut self.unanswered_introduction) {
-            match self.answer() {
-                Ok(Answer::Value(_)) => {}
-                Ok(Answer::Error(error)) => rejection = rejection.or_else(|| Some(Failure::refused(&step, error))),
+            match self.answer_to(&step) {
+                Ok(_) => {}
+                Err(refused @ Failure::Refused { .. }) => rejection = rejection.or(Some(refused)),
                 Err(unread) => return Err(unread_after(rejection, unread)),
             }
         }
-        match (self.answer(), rejection) {
-            (Err(unread), rejection) => Err(unread_after(rejection, unread)),
-            (Ok(Answer::Value(reply)), None) => Ok(reply),
-            (Ok(Answer::Value(_)), Some(rejection)) => Err(rejection),
-            (Ok(Answer::Error(error)), None) => Err(Failure::refused(command, error)),
-            (Ok(Answer::Error(error)), Some(rejection)) => Err(rejection.followed_by(Failure::refused(command, error))),
+        let outcome = self.answer_to(command);
+        match rejection {
+            None => outcome,
+            Some(rejection) => Err(rejection.followed_by(outcome)),
         }
     }
 
-    fn answer(&mut self) -> Result<Answer, Failure> {
-        self.answers.next(&mut self.stream).map_err(|unread| match unread {
-            Unread::Io(error) => Failure::of_stream(&error, "did not answer in time"),
-            Unread::Protocol => Failure::NoAnswer(
+    /// Reads the next answer, which is the one to `command`.
+    fn answer_to(&mut self, command: &Cmd) -> Result<Value, Failure> {
+        match self.answers.next(&mut self.stream) {
+            Ok(Answer::Value(reply)) => Ok(reply),
+            Ok(Answer::Error(error)) => Err(Failure::refused(command, error)),
+            Err(Unread::Io(error)) => Err(Failure::of_stream(&error, "did not answer in time")),
+            Err(Unread::Protocol) => Err(Failure::NoAnswer(
                 "sent an answer that is not in Redis's protocol, or longer than anything that lockrun asks for",
-            ),
-        })
+            )),
+        }
     }
 }
 
 /// Returns why an answer could not be read after this `rejection`. A server that accepts no more clients says so once, and closes
 /// the connection.
 fn unread_after(rejection: Option<Failure>, unread: Failure) -> Failure {
-    rejection.filter(Failure::cannot_have_run).unwrap_or(unread)
+    match rejection {
+        None => unread,
+        Some(rejection) => rejection.followed_by(Err(unread)),
+    }
 }
 
 impl AsFd for Connection {
@@ -154,6 +158,13 @@ mod tests {
             (&["-WRONGPASS no", "-NOAUTH no", "-ERR Protocol error: unauthenticated bulk length"], "AUTH", true),
             // A password that the server does not want.
             (&["-ERR called without any password", "+OK", MINE], "rejects AUTH", false),
+            // A server without AUTH: it is open to everybody.
+            (&["-ERR unknown command 'AUTH'", "+OK", MINE], "rejects AUTH", false),
+            (&["-ERR unknown command 'AUTH'", "+OK"], "closed the connection", false),
+            (&["-ERR unknown command 'AUTH'", "+OK", "-NOPERM User default"], "rejects AUTH", true),
+            (&["-ERR unknown command 'AUTH'", "-NOAUTH no", "-NOAUTH no"], "rejects AUTH", true),
+            (&["+OK", "-NOPERM User a may not run 'select'"], "closed the connection", false),
+            (&["+OK", "-NOAUTH no"], "requires a password", true),
             (&["+OK", "-ERR DB index", "-ERR DB index script: 0, on @user_script:1."], "rejects SELECT", true),
             (&["-DENIED protected mode"], "DENIED", true),
             (&["-ERR max number of clients reached"], "max number", true),

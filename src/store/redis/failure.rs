@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::anyhow;
 use nix::errno::Errno;
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use super::reply::UnexpectedReply;
 use super::script;
@@ -36,16 +36,14 @@ const TRANSIENT: [&str; 13] = [
 /// The codes that say that a hash slot of a cluster is on another server, or on its way there.
 const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 
-/// The beginnings of errors by which a server rejects a request that it does not look at: it accepts no such client, or none
-/// at all; the client has not logged in, lacks the right, or sent a command that the server does not have.
-const UNREAD: [&str; 6] = [
-    "DENIED",
-    "ERR max number of clients",
-    "NOAUTH",
-    "ERR Protocol error: unauthenticated ",
-    "NOPERM",
-    "ERR unknown command",
-];
+/// The beginnings of errors by which a server rejects a client, and with it all that this connection has sent: it accepts no
+/// such client, or none at all, or the client has not logged in.
+const CLIENT_REJECTED: [&str; 4] =
+    ["DENIED", "ERR max number of clients", "NOAUTH", "ERR Protocol error: unauthenticated "];
+
+/// The beginnings of errors by which a server rejects one request that it does not look at: the client lacks the right, or the
+/// server the command.
+const UNREAD: [&str; 2] = ["NOPERM", "ERR unknown command"];
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -116,20 +114,20 @@ impl Failure {
         Failure::Refused { command: name, error: error.trim_end().to_owned(), may_have_run }
     }
 
-    /// Returns the failure of a request whose introduction was rejected in this way, and which was then rejected itself.
-    pub(super) fn followed_by(self, own: Failure) -> Self {
-        // Then nothing else is worth mending.
-        if own.is_of_another_kind_of_server() {
-            return own;
-        }
-        match self {
-            Failure::Refused { command, error, .. } => {
-                // A script selects its database before anything else.
-                let may_have_run = command != "SELECT" && !own.cannot_have_run();
-                Failure::Refused { command, error, may_have_run }
-            }
-            failure => failure,
-        }
+    /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way. Whether
+    /// the request may have run depends on its own `outcome`: an open server without AUTH runs it all the same.
+    pub(super) fn followed_by(self, outcome: Result<Value, Failure>) -> Self {
+        let Failure::Refused { command, error, .. } = self else { return self };
+        let may_have_run = match outcome {
+            Ok(_) => true,
+            // Then nothing else is worth mending.
+            Err(own) if own.is_of_another_kind_of_server() => return own,
+            // A script selects its database before anything else.
+            Err(Failure::Refused { may_have_run, .. }) => may_have_run && command != "SELECT",
+            Err(_) if begins_with_any(&error, &CLIENT_REJECTED) => false,
+            Err(unread) => return unread,
+        };
+        Failure::Refused { command, error, may_have_run }
     }
 
     /// Returns whether the server lacks the command by which this kind of store is used.
@@ -288,7 +286,11 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
 /// Returns whether this error says that the server has not run the request, nor a part of it. A script that ran is named in the
 /// errors of its own commands.
 fn is_unread(error: &str) -> bool {
-    UNREAD.iter().any(|beginning| error.starts_with(beginning)) && !error.contains("user_script")
+    (begins_with_any(error, &CLIENT_REJECTED) || begins_with_any(error, &UNREAD)) && !error.contains("user_script")
+}
+
+fn begins_with_any(error: &str, beginnings: &[&str]) -> bool {
+    beginnings.iter().any(|beginning| error.starts_with(beginning))
 }
 
 /// Returns whether an error has this code, also if it came while a script ran, because older servers wrap that.

@@ -152,6 +152,16 @@ fn a_request_that_is_rejected_unread_leaves_nothing() {
     }
 }
 
+// The same for a server that has no AUTH, and runs the request in spite of the password: the error is that of AUTH, but the lock is not left.
+#[test]
+fn a_request_that_runs_although_its_password_is_rejected_leaves_nothing() {
+    let store = Store::Redis(Redis::with_options(&["--rename-command", "AUTH", ""]));
+    let url = store.url().replacen("://", "://:pw@", 1);
+    let call = Lockrun::at(&url).key("open").args(["--ttl", "none"]);
+    call.command(["echo", "ran"]).run().exited(69).printed("").said("rejects AUTH");
+    assert!(is_free(&store, "open"), "held by a run that has ended");
+}
+
 // "What failed, on what, what it means, what to do": also if the server says it once, before it has read the password, and closes the
 // connection.
 #[test]
