@@ -9,7 +9,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, ConfigBuilder, Error, RootCertStore, StreamOwned};
 
-use super::endpoint::TlsFiles;
+use super::endpoint::{Endpoint, TlsFiles};
 use super::stream::DeadlineSocket;
 use super::tls_error::{explained, in_words};
 use super::verifier::NamelessVerifier;
@@ -34,6 +34,21 @@ pub enum Verification {
 pub struct Tls(Arc<ClientConfig>);
 
 impl Tls {
+    /// Prepares TLS with these `servers` of a store. Fails if no certificate can be for the name of one of them, and as
+    /// [`Tls::new`] does.
+    pub fn for_servers<'a>(
+        servers: impl IntoIterator<Item = &'a Endpoint>,
+        files: &TlsFiles,
+        verification: Verification,
+    ) -> Result<Self, String> {
+        for server in servers {
+            if let Endpoint::Tcp { host, .. } = server {
+                server_name(host).map_err(|why| format!("the store's host {why}"))?;
+            }
+        }
+        Tls::new(files, verification)
+    }
+
     /// Reads the files that the `verification` needs. The error names the faulty one.
     pub fn new(files: &TlsFiles, verification: Verification) -> Result<Self, String> {
         let config = config(files, verification).map_err(|error| format!("cannot use TLS: {error}"))?;
@@ -56,8 +71,7 @@ impl Tls {
     /// Starts a handshake with `host`, which [`Tls::continue_handshake`] continues without blocking. Fails if no certificate
     /// can be for such a name.
     pub fn session(&self, host: &str) -> io::Result<ClientConnection> {
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|error| io::Error::other(format!("its name {host:?} cannot be that of a certificate: {error}")))?;
+        let name = server_name(host).map_err(|why| io::Error::other(format!("its name {why}")))?;
         ClientConnection::new(Arc::clone(&self.0), name).map_err(io::Error::other)
     }
 
@@ -73,6 +87,11 @@ impl Tls {
         }
         Ok(true)
     }
+}
+
+/// Returns the host as a name for which a certificate can be. Fails if none can, and says why.
+fn server_name(host: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(host.to_owned()).map_err(|error| format!("{host:?} cannot be in a certificate: {error}"))
 }
 
 /// Returns why a handshake failed with `error`.

@@ -50,11 +50,12 @@ pub(super) enum Effect {
 }
 
 impl Client {
-    /// Returns a client that is not connected yet. Fails if the files that TLS needs are unusable, and says why.
+    /// Returns a client that is not connected yet. Fails if TLS is impossible with these members or files, and says
+    /// why.
     pub(super) fn new(cluster: Cluster) -> Result<Self, String> {
         // All members are reached with the same files.
         let files = cluster.members.first().and_then(Endpoint::tls_files);
-        let tls = files.map(|files| Tls::new(files, Verification::Full)).transpose()?;
+        let tls = files.map(|files| Tls::for_servers(&cluster.members, files, Verification::Full)).transpose()?;
         Ok(Client {
             cluster,
             tls,

@@ -28,12 +28,14 @@ use crate::sys::clock::Moment;
 /// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
 const ROUNDS_MAX: u64 = 100_000;
 
-/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. If a file cannot be used, fails with which and why.
+/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. Fails if TLS is impossible with these hosts or files, and
+/// says why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Option<Tls>, String> {
     match server.encryption {
         Encryption::Never => Ok(None),
+        // A host that does not offer TLS may have any name.
         Encryption::IfOffered => Tls::new(&server.tls, Verification::None).map(Some),
-        Encryption::Required(verification) => Tls::new(&server.tls, verification).map(Some),
+        Encryption::Required(verification) => Tls::for_servers(&server.hosts, &server.tls, verification).map(Some),
     }
 }
 

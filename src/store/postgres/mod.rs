@@ -74,8 +74,8 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails with what is wrong with the files that TLS
-    /// needs.
+    /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails if TLS is impossible with these hosts or files,
+    /// and says why.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
         Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, wait: None })

@@ -26,6 +26,7 @@ mod script;
 mod url;
 mod waiting;
 
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -113,15 +114,18 @@ enum Contact {
 }
 
 impl RedisStore {
-    /// Returns the store at `site`. `timeout` bounds every request, connecting included. Fails if the files that TLS needs
-    /// are unusable, and says why.
+    /// Returns the store at `site`. `timeout` bounds every request, connecting included. Fails if TLS is impossible
+    /// with these hosts or files, and says why.
     fn new(site: Site, timeout: Duration) -> Result<Self, String> {
         let Site { server, failover } = site;
         let failover_scope = failover.as_ref().map(|failover| match failover {
             Failover::Sentinel { .. } => FailoverScope::Store,
             Failover::Cluster(_) => FailoverScope::Lock,
         });
-        let tls = server.endpoint.tls_files().map(|files| Tls::new(files, Verification::Full)).transpose()?;
+        let named = failover.as_ref().map_or(slice::from_ref(&server), Failover::servers);
+        let named = named.iter().map(|server| &server.endpoint);
+        let files = server.endpoint.tls_files();
+        let tls = files.map(|files| Tls::for_servers(named, files, Verification::Full)).transpose()?;
         let witnesses = failover.map(|failover| Witnesses::new(failover, &server, tls.clone()));
         Ok(RedisStore { failover_scope, witnesses, ..RedisStore::at(server, tls, timeout) })
     }

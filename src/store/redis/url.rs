@@ -101,6 +101,15 @@ pub(super) enum Failover {
     Cluster(Vec<Server>),
 }
 
+impl Failover {
+    /// Returns the servers that the URL names.
+    pub(super) fn servers(&self) -> &[Server] {
+        match self {
+            Failover::Sentinel { sentinels: servers, .. } | Failover::Cluster(servers) => servers,
+        }
+    }
+}
+
 impl Location for Site {
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String> {
         Ok(Box::new(RedisStore::new(self.clone(), timeout)?))

@@ -53,6 +53,23 @@ fn no_password() {
     assert_eq!(redis.keys(), Vec::<String>::new());
 }
 
+// "64: the URL is wrong": a certificate cannot be for such a host, so nothing is looked up or connected to.
+#[test]
+fn a_host_that_no_certificate_can_be_for() {
+    for (url, host) in [
+        ("rediss://bücher.example", "bücher.example"),
+        ("rediss+sentinel://127.0.0.1,a..b/service", "a..b"),
+        ("rediss+cluster://127.0.0.1,a..b", "a..b"),
+        ("etcds://127.0.0.1,[fe80::1%25lo]:1", "fe80::1%lo"),
+        ("postgres://127.0.0.1,a..b/db?sslmode=require", "a..b"),
+    ] {
+        for request in REQUESTS {
+            let output = ask(url, request).exited(64).printed("");
+            output.said(&format!("the store's host \"{host}\" cannot be in a certificate"));
+        }
+    }
+}
+
 // `rediss://` and a port without TLS: Redis waits for more, other servers answer or hang up.
 #[test]
 fn tls_to_a_plain_port() {
