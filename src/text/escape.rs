@@ -119,11 +119,13 @@ fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
 pub fn without_credentials_of(value: &str, message: &str) -> String {
     let value = value.trim();
     let (mut masked, mut message) = (value.to_owned(), message.to_owned());
+    // The message may repeat the value in quotation marks or as it is.
+    let quoted = |text: &str| {
+        let quoted = format!("{text:?}");
+        quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).map_or_else(String::new, str::to_owned)
+    };
     let mut mask = |secret: &str, mask: &str| {
-        // The message may repeat it in quotation marks or as it is.
-        let quoted = format!("{secret:?}");
-        let quoted = quoted.trim_start_matches('"').strip_suffix('"').unwrap_or(secret);
-        message = message.replace(quoted, mask).replace(secret, mask);
+        message = message.replace(&quoted(secret), &quoted(mask)).replace(secret, mask);
     };
     for (name, secret) in value.split(['?', '&']).filter_map(password_parameter) {
         let (parameter, safe) = (format!("{name}={secret}"), format!("{name}=***"));
@@ -210,6 +212,7 @@ mod tests {
             ("h/m?sentinel_password=s\"e&db=1", "\"h/m?sentinel_password=***&db=1\" is no number"),
             ("redis://u:p@h/?password=a@b", "\"***@h/?password=***\" is no number"),
             ("password=a&ca=redis://u:p@h", "\"***@h\" is no number"),
+            ("\u{1}password=a&\u{2}ca=redis://u:p@h", "\"***@h\" is no number"),
             ("5", "\"5\" is no number"),
         ] {
             assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
