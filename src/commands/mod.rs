@@ -74,6 +74,6 @@ fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn
 /// Returns whether the store has lost the lock that was held under the token, and still grants it to nobody else.
 fn is_forgotten(key: &Key, token: &Token, store: &mut dyn Store) -> bool {
     let listing = store.list(Some(key)).ok();
-    let holders = listing.iter().flat_map(|listing| &listing.found).flat_map(|status| &status.holders);
-    holders.filter(|holder| holder.purpose == Purpose::Forgotten).any(|holder| holder.token.as_ref() == Some(token))
+    let mut holder = listing.iter().flat_map(|listing| &listing.found).filter_map(|status| status.holder_under(token));
+    holder.any(|holder| holder.purpose == Purpose::Forgotten)
 }

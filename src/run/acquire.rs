@@ -192,9 +192,8 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
 /// Returns whether the claim's token, which the user chose, holds the lock already: then the claim does not join the queue, however many
 /// wait. If the store cannot be read, assumes that it does not.
 fn is_held_by_its_token(store: &mut dyn Store, claim: &Claim) -> bool {
-    let is_its_holder = |holding: &HolderStatus| holding.token.as_ref() == Some(&claim.token);
-    let is_its_key = |status: &KeyStatus| status.holders.iter().any(is_its_holder);
-    claim.request.is_some() && store.list(Some(&claim.key)).is_ok_and(|listing| listing.found.iter().any(is_its_key))
+    let holds = |status: &KeyStatus| status.holder_under(&claim.token).is_some();
+    claim.request.is_some() && store.list(Some(&claim.key)).is_ok_and(|listing| listing.found.iter().any(holds))
 }
 
 /// Returns the holder that has held the lock the longest; `held` if the store cannot be read or names none.

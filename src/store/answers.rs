@@ -207,10 +207,15 @@ impl KeyStatus {
         let (holders, waiters) = (Vec::new(), Vec::new());
         KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None, withheld: None }
     }
+
+    /// Returns the holder under this token, if there is one.
+    pub fn holder_under(&self, token: &Token) -> Option<&HolderStatus> {
+        self.holders.iter().find(|holder| holder.token.as_ref() == Some(token))
+    }
 }
 
 /// A holder of a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HolderStatus {
     /// Who it is.
     pub who: Holder,

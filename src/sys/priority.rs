@@ -5,15 +5,15 @@
 use libc::c_int;
 
 /// Gives the calling thread a real-time priority, so that it runs ahead of all threads without one: the lowest (`SCHED_RR`, see sched(7)),
-/// or, if it has one below 99 already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may do this, and
-/// a user whose `RLIMIT_RTPRIO` allows it; for others nothing changes.
+/// or, if it has one below 99 already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may
+/// do this, and a user whose `RLIMIT_RTPRIO` allows it; for others nothing changes.
 ///
 /// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs: where all
 /// processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created later inherit the priority.
 pub fn raise() {
     // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
     let mut priority: c_int = 0;
-    // SAFETY: plain system calls on the calling thread; the second one writes one number.
+    // SAFETY: plain system calls on the calling thread; the first one writes one number.
     let policy = unsafe {
         libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
         c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)

@@ -122,19 +122,7 @@ mod tests {
     #[test]
     fn every_field_is_documented() {
         let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
-        let holding = HolderStatus {
-            who: who.clone(),
-            since_ms: 1,
-            has_lease: false,
-            expires_in: None,
-            fence: 1,
-            slot: None,
-            purpose: Purpose::default(),
-            is_shared: false,
-            value: None,
-            revoked: false,
-            token: None,
-        };
+        let holding = HolderStatus { who: who.clone(), ..HolderStatus::default() };
         let waiting = WaiterStatus { who: who.clone(), since_ms: None };
         let past = PastRun { who, started_ms: 1, ended_ms: 2, ending: None };
         let key_status = KeyStatus::never_used(Key::new("k".as_ref()).expect("a key"));

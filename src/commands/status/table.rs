@@ -163,12 +163,7 @@ mod tests {
             has_lease: true,
             expires_in: Some(Duration::from_secs(24)),
             fence: 9,
-            slot: None,
-            purpose: Purpose::Run,
-            is_shared: false,
-            value: None,
-            revoked: false,
-            token: None,
+            ..HolderStatus::default()
         };
         let key = Key::new(key.as_ref()).expect("is a key");
         KeyStatus { now_ms: 193_000, holders: vec![holding], ..KeyStatus::never_used(key) }

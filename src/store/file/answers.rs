@@ -9,7 +9,7 @@ use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{self, LockState, Now, Purpose, millis};
+use crate::lock::state::{self, LockState, Now, millis};
 use crate::store::from_state;
 use crate::store::{Grant, Held, HolderStatus, KeyStatus, LivingHolder, Revoked, StoreError};
 use crate::sys::clock::Moment;
@@ -104,15 +104,8 @@ pub(super) fn status(
             who: it.held.holder.unwrap_or_default(),
             // It has held the lock at least since then.
             since_ms: written_unix_ms(file).min(status.now_ms),
-            has_lease: false,
-            expires_in: None,
             fence: status.fence,
-            slot: None,
-            purpose: Purpose::Run,
-            is_shared: false,
-            value: None,
-            revoked: false,
-            token: None,
+            ..HolderStatus::default()
         }));
     }
     Ok(status)

@@ -265,11 +265,7 @@ fn a_record_is_deleted_and_then_the_rest() {
     etcd.hang_up();
     eventually(LONG, "the waiter has looked", || etcd.requests() > 0);
     etcd.lives("k").iter().for_each(|life| etcd.delete(&life.key));
-    next.wait_for_line("ready");
-    eventually(LONG, "the next holder stamps", || witness::lives(&record).len() == 2);
-    next.kill_everything();
-    let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives");
-    assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
+    witness::begins_after_the_other(next, &record);
 }
 
 // A waiter claims the lock by what its row says about the record. If the record has changed since, it is not overwritten.

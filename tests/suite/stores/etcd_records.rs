@@ -22,13 +22,9 @@ fn a_record_is_deleted_under_a_command_that_ends_slowly() {
     old.wait_for_line("ready");
     etcd.delete_record("k");
     let next = Lockrun::new(&store).key("k").arg("--wait").command(witness::command(&record, "next", &[]));
-    let mut next = next.spawn();
+    let next = next.spawn();
     old.wait().exited(79).said("is not ours any more");
-    next.wait_for_line("ready");
-    eventually(LONG, "the next holder stamps", || witness::lives(&record).len() == 2);
-    next.kill_everything();
-    let margin = witness::smallest_margin(&witness::lives(&record)).expect("two lives");
-    assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
+    witness::begins_after_the_other(next, &record);
 }
 
 // "`break`: where a command runs, the lock is free when the command has ended; `--now` frees it at once": also a lock whose record was
@@ -39,7 +35,7 @@ fn a_lock_without_a_record_is_broken() {
     let etcd = store.as_etcd().expect("it is one");
     let held = token(&store, "k", &["--ttl", "10m"]);
     etcd.delete_record("k");
-    // Its owner is told so, too.
+    // Its owner learns of it, too.
     for output in [release(&store, "k", &held), renew(&store, "k", &held, &[])] {
         output.exited(79).said("not held under this token").said("`lockrun break --now`");
     }

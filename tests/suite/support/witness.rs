@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use super::deadline::{LONG, eventually};
+use super::lockrun::Running;
 use super::processes::find_program;
 
 /// Ignores TERM, HUP, INT and QUIT, prints `ready`, and appends the time of the boot clock every few milliseconds.
@@ -100,4 +102,15 @@ pub(crate) fn smallest_margin(lives: &[Life]) -> Option<i64> {
         latest_end = latest_end.max(life.last);
     }
     smallest
+}
+
+/// Waits until the command of `next` stamps, too, ends it, and checks that it began after the end of the other command that stamps in
+/// this file.
+#[track_caller]
+pub(crate) fn begins_after_the_other(mut next: Running, file: &Path) {
+    next.wait_for_line("ready");
+    eventually(LONG, "the next holder stamps", || lives(file).len() == 2);
+    next.kill_everything();
+    let margin = smallest_margin(&lives(file)).expect("two lives");
+    assert!(margin > 0, "an overlap of {} ms", -margin / 1_000_000);
 }
