@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use crate::support::failover::Service;
 use crate::support::fake::{Fake, Manner};
 use crate::support::namespace::with_mounts;
+use crate::support::ports::free_port;
 use crate::support::processes::need_root;
-use crate::support::redis::free_port;
 use crate::support::{LONG, LeaseServer, Lockrun, Output, Redis, eventually, memory};
 
 pub(super) fn call(url: &str) -> Lockrun {

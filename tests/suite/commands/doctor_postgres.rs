@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use super::doctor::{call, doctor, finds, is_well};
 use crate::support::fake::{Fake, Manner};
 use crate::support::lockrun::waiting_for_its_end;
+use crate::support::ports::free_port;
 use crate::support::postgres::{Pooled, Postgres, Setup};
 use crate::support::processes::find_program;
-use crate::support::redis::free_port;
 use crate::support::{LONG, LeaseServer, Lockrun, Output, eventually};
 
 /// Starts a server with these settings besides those that every server should have.

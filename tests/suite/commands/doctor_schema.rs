@@ -4,7 +4,7 @@ use super::doctor::{call, doctor, finds, is_well};
 use super::doctor_postgres::{psql, run_sql, use_lock, well_kept};
 use crate::support::Lockrun;
 use crate::support::lockrun::waiting_for_its_end;
-use crate::support::redis::free_port;
+use crate::support::ports::free_port;
 
 // "A role that may not create: 69, then the printed SQL run by the owner makes it work": also with names that need quotes, and run twice.
 #[test]

@@ -1,8 +1,8 @@
 //! Several hosts in the URL of a PostgreSQL store: the one that takes writes is used.
 
 use crate::support::deadline::eventually_some;
+use crate::support::ports::free_port;
 use crate::support::postgres::Setup;
-use crate::support::redis::free_port;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, eventually};
 

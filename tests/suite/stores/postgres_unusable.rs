@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::store_errors::{PASSWORD, SECRETS, is_unusable};
 use crate::support::fake::{Fake, Manner};
+use crate::support::ports::free_port;
 use crate::support::postgres::Setup;
-use crate::support::redis::free_port;
 use crate::support::{LeaseServer, Lockrun, Postgres, Redis, stays_true_for};
 
 /// The password itself.

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::support::calm::{in_time, judge};
 use crate::support::fake::{Fake, Manner};
-use crate::support::redis::free_port;
+use crate::support::ports::free_port;
 use crate::support::{LeaseServer, Lockrun, Redis, redis_keys};
 
 const TIMEOUT: Duration = Duration::from_secs(2);

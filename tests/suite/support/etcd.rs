@@ -16,8 +16,8 @@ use super::birth::Birth;
 use super::deadline::{LONG, eventually};
 use super::lease_server::LeaseServer;
 use super::memory;
+use super::ports::free_port;
 use super::processes::{find_program, send};
-use super::redis::free_port;
 use super::tls::Certificates;
 
 /// The prefix of all keys.
@@ -271,7 +271,7 @@ impl Member {
             drop(server);
             // With TLS it answers only clients with a certificate, which the tests' client has not.
             let answers = || self.try_ask("/v3/kv/range", &json!({ "key": STANDARD.encode("x") })).is_ok();
-            ended || if self.certificates.is_some() { self.says("serving client traffic") } else { answers() }
+            ended || if self.certificates.is_some() { self.log().contains("serving client traffic") } else { answers() }
         });
         !ended
     }
@@ -300,9 +300,9 @@ impl Member {
         Ok(answer)
     }
 
-    /// Returns whether the member's log contains these words.
-    fn says(&self, words: &str) -> bool {
-        std::fs::read_to_string(self.directory.path().join("log")).is_ok_and(|log| log.contains(words))
+    /// Returns the member's log.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).expect("a log file")
     }
 
     /// Returns one of the member's metrics, by name and a part of its labels.
@@ -334,7 +334,11 @@ impl Member {
     /// Starts the member again after it was killed, on the same ports and with its data.
     pub(crate) fn start_again(&self) {
         self.launch();
-        assert!(self.is_ready(), "etcd does not start again");
+        self.comes_back();
+    }
+
+    fn comes_back(&self) {
+        assert!(self.is_ready(), "etcd does not start again: {}", self.log());
     }
 
     fn signal(&self, signal: Signal) {
@@ -386,7 +390,7 @@ impl LeaseServer for Etcd {
 
     fn start_again(&self) {
         self.members.iter().for_each(Member::launch);
-        assert!(self.members.iter().all(Member::is_ready), "etcd does not start again");
+        self.members.iter().for_each(Member::comes_back);
     }
 
     fn hang_up(&self) {

@@ -21,6 +21,7 @@ pub(crate) mod monitor;
 pub(crate) mod namespace;
 pub(crate) mod output;
 pub(crate) mod places;
+pub(crate) mod ports;
 pub(crate) mod postgres;
 pub(crate) mod processes;
 pub(crate) mod proxy;

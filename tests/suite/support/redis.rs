@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -14,6 +13,7 @@ use super::birth::Birth;
 use super::deadline::{LONG, eventually};
 use super::lease_server::LeaseServer;
 use super::memory;
+use super::ports::free_port;
 use super::processes::{find_program, send};
 use super::redis_keys;
 use super::resp::{Client, Reply};
@@ -310,10 +310,4 @@ impl Drop for Redis {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Returns a port of the loopback interface on which no program listens.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
 }

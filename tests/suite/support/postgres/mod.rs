@@ -23,8 +23,8 @@ use super::deadline::{LONG, eventually, happens_within};
 use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
+use super::ports::free_port;
 use super::processes::{children, send};
-use super::redis::free_port;
 use super::tls::Certificates;
 
 pub(crate) use self::pooled::{Pooled, SESSIONS};

@@ -14,8 +14,8 @@ use super::programs::{give, unprivileged};
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::memory;
+use crate::support::ports::free_port;
 use crate::support::processes::{find_program, send, state};
-use crate::support::redis::free_port;
 
 /// The number of sessions that the pooler opens at the server, however many clients it has.
 pub(crate) const SESSIONS: u64 = 10;
