@@ -1,7 +1,7 @@
 //! The processes that wait for lock files, and those that have inherited a lock, as the kernel shows them in /proc.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -12,12 +12,24 @@ use super::lock_file::LockFile;
 use crate::lock::holder::Holder;
 use crate::store::{StoreError, WaiterStatus};
 
-/// The kernel's list of locks and of the processes that wait for them.
-pub(super) struct Waiters(String);
+/// The kernel's list of locks and of the processes that wait for them, as read once or twice.
+pub(super) struct Waiters(Vec<String>);
+
+/// How much of the list the kernel returns at once, at least: the smallest page.
+const PART: usize = 4096;
 
 /// Reads the list from /proc/locks.
+///
+/// While locks come and go between two parts of the list, a line can be in both or in neither. So a list of several parts is read twice.
 pub(super) fn all() -> Result<Waiters, StoreError> {
-    fs::read_to_string("/proc/locks").map(Waiters).context(
+    let read = || {
+        // With room for a part from the first: the kernel returns no more at once than it is asked for.
+        let mut list = String::with_capacity(2 * PART);
+        File::open("/proc/locks")?.read_to_string(&mut list)?;
+        io::Result::Ok(list)
+    };
+    let list = read().and_then(|list| if list.len() < PART { Ok(vec![list]) } else { Ok(vec![list, read()?]) });
+    list.map(Waiters).context(
         "cannot read /proc/locks, which says who waits for a lock; mount /proc (mount -t proc proc /proc), all of it",
     )
 }
@@ -32,28 +44,39 @@ impl Waiters {
 
     fn pids(&self, file: &LockFile) -> Result<Vec<u32>, StoreError> {
         let at_turnstile = file.is_waited_for().with_context(|| format!("cannot look at {}", file.path()))?;
-        let mut pids = Vec::new();
-        for lock in self.turnstile_locks(file)? {
-            if lock.waits {
-                pids.push(lock.pid);
-            } else if at_turnstile {
-                pids.insert(0, lock.pid);
-            }
-        }
-        Ok(pids)
+        let file = listed_as(file)?;
+        let readings = self.0.iter().map(|list| queue(turnstile_locks(list, &file), at_turnstile));
+        Ok(readings.max_by_key(Vec::len).unwrap_or_default())
     }
 
     /// Returns the process that has the turnstile, if there is one.
     fn at_turnstile(&self, file: &LockFile) -> Result<Option<u32>, StoreError> {
-        Ok(self.turnstile_locks(file)?.find(|lock| !lock.waits).map(|lock| lock.pid))
-    }
-
-    /// Returns the lines of the processes that have the turnstile or wait for it.
-    fn turnstile_locks(&self, file: &LockFile) -> Result<impl Iterator<Item = Lock<'_>> + use<'_>, StoreError> {
         let file = listed_as(file)?;
-        let is_on_it = move |lock: &Lock<'_>| lock.kind == "FLOCK" && lock.file == file;
-        Ok(self.0.lines().filter_map(Lock::read).filter(is_on_it))
+        let mut locks = self.0.iter().flat_map(|list| turnstile_locks(list, &file));
+        Ok(locks.find(|lock| !lock.waits).map(|lock| lock.pid))
     }
+}
+
+/// Returns the lines of the processes that have the turnstile of this file or wait for it.
+fn turnstile_locks<'a>(list: &'a str, file: &str) -> impl Iterator<Item = Lock<'a>> {
+    list.lines().filter_map(Lock::read).filter(move |lock| lock.kind == "FLOCK" && lock.file == file)
+}
+
+/// Returns the processes of these locks on one turnstile, each once: first the one that has the turnstile, if it stays there. All that this
+/// process cannot see, because they are in another PID namespace, have the number 0.
+fn queue<'a>(locks: impl Iterator<Item = Lock<'a>>, at_turnstile: bool) -> Vec<u32> {
+    let mut pids = Vec::new();
+    for lock in locks {
+        if lock.pid != 0 && pids.contains(&lock.pid) {
+            continue;
+        }
+        if lock.waits {
+            pids.push(lock.pid);
+        } else if at_turnstile {
+            pids.insert(0, lock.pid);
+        }
+    }
+    pids
 }
 
 /// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`. The arrow marks a process that waits
@@ -145,5 +168,14 @@ mod tests {
         assert!(is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 7 7", 7));
         assert!(!is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 8 8", 7));
         assert!(!is_lock_on("lock:\t1: FLOCK  ADVISORY  WRITE 4242 00:19:5678 0 EOF", 0));
+    }
+
+    #[test]
+    fn a_process_is_listed_once_though_the_kernel_repeats_its_line() {
+        let list =
+            "1: FLOCK  ADVISORY  WRITE 7 00:19:5 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 9 00:19:5 0 EOF\n".repeat(2);
+        let locks = || list.lines().filter_map(Lock::read);
+        assert_eq!(queue(locks(), true), [7, 9]);
+        assert_eq!(queue(locks(), false), [9]);
     }
 }
