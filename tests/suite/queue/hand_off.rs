@@ -18,7 +18,7 @@ fn waiter(url: &str) -> Lockrun {
 /// Starts a waiter; returns when it is in the queue.
 #[track_caller]
 fn join(store: &Store, waiter: &Lockrun) -> Open {
-    let before = hand::status(store, KEY)["waiters"].as_array().expect("an array").len();
+    let before = hand::waiters(store, KEY).len();
     let run = waiter.with_open_input();
     hand::until_waiting(store, KEY, before + 1);
     run

@@ -79,9 +79,13 @@ pub(crate) fn expires_in(store: &Store, key: &str) -> Option<u64> {
 /// Waits until the lock has so many waiters.
 #[track_caller]
 pub(crate) fn until_waiting(store: &Store, key: &str, count: usize) {
-    eventually(LONG, &format!("{count} wait for {key}"), || {
-        status(store, key)["waiters"].as_array().expect("an array").len() == count
-    });
+    eventually(LONG, &format!("{count} wait for {key}"), || waiters(store, key).len() == count);
+}
+
+/// Returns what `lockrun status --json` prints of the waiters for one key.
+#[track_caller]
+pub(crate) fn waiters(store: &Store, key: &str) -> Vec<Value> {
+    status(store, key)["waiters"].as_array().expect("an array").clone()
 }
 
 /// Calls `look` again and again until a lease of this length has expired, by the store's own clock, and once more then: anything that

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::calm::{in_time, late};
 use super::deadline::{LONG, eventually};
+use super::hand;
 use super::lease_server::LeaseServer;
 use super::lockrun::{Lockrun, Running};
 use super::processes;
@@ -130,6 +131,10 @@ impl<'a> Queue<'a> {
         } else {
             let mut waiter = call.arg("-v").spawn();
             waiter.wait_for_stderr("waiting");
+            // It says so just before it is in the kernel's queue, and another could overtake it.
+            let is_listed = || hand::waiters(self.store, &self.key).iter().any(|one| one["pid"] == waiter.pid());
+            let has_begun = || self.begun().contains(&number.to_string());
+            eventually(LONG, &format!("waiter {number} is in the queue"), || is_listed() || has_begun());
             waiter
         };
         self.waiters.push(Some(waiter));
