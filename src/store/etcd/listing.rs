@@ -108,7 +108,7 @@ impl EtcdStore {
         Ok((state, tokens.zip(left).filter_map(|(token, left)| Some((token, left?))).collect()))
     }
 
-    /// Returns how long each of these leases still lasts; `None`: that is not known.
+    /// Returns how long each of these leases still lasts; `None`: that is not known, as if a renewal has replaced the lease meanwhile.
     pub(super) fn time_left(&mut self, leases: &[i64]) -> Result<Vec<Option<Duration>>, Failure> {
         if leases.is_empty() {
             return Ok(Vec::new());
@@ -119,8 +119,7 @@ impl EtcdStore {
             if Failure::of_response(response).is_some() {
                 return Ok(None);
             }
-            let seconds = u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).unwrap_or(0);
-            Ok(Some(Duration::from_secs(seconds)))
+            Ok(u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).ok().map(Duration::from_secs))
         };
         responses.iter().map(left).collect()
     }

@@ -1,7 +1,9 @@
 //! Leases of etcd: a holder's that is revoked by hand, and a waiter's that must not end while the waiter lives.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::hand::{is_held, release, token, until_waiting};
 use crate::support::processes::send;
@@ -28,6 +30,21 @@ fn a_lease_is_revoked_whose_end_was_written_by_a_fast_clock() {
         *end = json!(end.as_u64().expect("a time") + 3_600_000);
     });
     assert!(!is_held(&store, "k"));
+}
+
+// "`expires_in_ms`: how long its lease still lasts": also if a renewal replaces the lease between two questions of `status`.
+#[test]
+fn a_lease_is_replaced_while_status_asks() {
+    let store = Store::Etcd(Etcd::of(1));
+    let proxy = store.proxy();
+    let call = Lockrun::new(&store).key("k").args(["--ttl", "10m", "--renew-every", "200ms"]);
+    let mut run = call.sh("echo ready; exec sleep 600").spawn();
+    run.wait_for_line("ready");
+    proxy.set(Mode::Delay(Duration::from_secs(1)));
+    let status = Lockrun::bare().args(["status", "--json", "--store", &proxy.url()]).key("k").run().exited(75).stdout();
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    let left = status[0]["holders"][0]["expires_in_ms"].as_u64();
+    assert!(left.is_some_and(|left| left > 500_000), "{status}");
 }
 
 // "Places survive": a waiter shows that it is alive also while its other requests fail.
