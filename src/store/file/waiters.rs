@@ -12,24 +12,34 @@ use super::lock_file::LockFile;
 use crate::lock::holder::Holder;
 use crate::store::{StoreError, WaiterStatus};
 
-/// The kernel's list of locks and of the processes that wait for them, as read once or twice.
+/// The kernel's list of locks and of the processes that wait for them, as read once or several times.
 pub(super) struct Waiters(Vec<String>);
 
 /// How much of the list the kernel returns at once, at least: the smallest page.
 const PART: usize = 4096;
 
+/// How often a list of several parts is read.
+const READINGS: usize = 3;
+
 /// Reads the list from /proc/locks.
 ///
-/// While locks come and go between two parts of the list, a line can be in both or in neither. So a list of several parts is read twice.
+/// While locks come and go between two parts of the list, a lock with all that wait for it can be in both or in neither. So a list of
+/// several parts is read several times.
 pub(super) fn all() -> Result<Waiters, StoreError> {
     let read = || {
-        // With room for a part from the first: the kernel returns no more at once than it is asked for.
-        let mut list = String::with_capacity(2 * PART);
+        // With room from the first: the kernel returns no more at once than it is asked for.
+        let mut list = String::with_capacity(16 * PART);
         File::open("/proc/locks")?.read_to_string(&mut list)?;
         io::Result::Ok(list)
     };
-    let list = read().and_then(|list| if list.len() < PART { Ok(vec![list]) } else { Ok(vec![list, read()?]) });
-    list.map(Waiters).context(
+    let read_all = || {
+        let mut readings = vec![read()?];
+        while readings[0].len() >= PART && readings.len() < READINGS {
+            readings.push(read()?);
+        }
+        io::Result::Ok(Waiters(readings))
+    };
+    read_all().context(
         "cannot read /proc/locks, which says who waits for a lock; mount /proc (mount -t proc proc /proc), all of it",
     )
 }
@@ -44,39 +54,34 @@ impl Waiters {
 
     fn pids(&self, file: &LockFile) -> Result<Vec<u32>, StoreError> {
         let at_turnstile = file.is_waited_for().with_context(|| format!("cannot look at {}", file.path()))?;
-        let file = listed_as(file)?;
-        let readings = self.0.iter().map(|list| queue(turnstile_locks(list, &file), at_turnstile));
-        Ok(readings.max_by_key(Vec::len).unwrap_or_default())
+        let locks = self.turnstile_locks(file)?.into_iter();
+        Ok(locks.filter(|lock| lock.waits || at_turnstile).map(|lock| lock.pid).collect())
     }
 
     /// Returns the process that has the turnstile, if there is one.
     fn at_turnstile(&self, file: &LockFile) -> Result<Option<u32>, StoreError> {
+        Ok(self.turnstile_locks(file)?.into_iter().find(|lock| !lock.waits).map(|lock| lock.pid))
+    }
+
+    /// Returns the lines of the processes that have the turnstile or wait for it, from the last reading that has any.
+    fn turnstile_locks(&self, file: &LockFile) -> Result<Vec<Lock<'_>>, StoreError> {
         let file = listed_as(file)?;
-        let mut locks = self.0.iter().flat_map(|list| turnstile_locks(list, &file));
-        Ok(locks.find(|lock| !lock.waits).map(|lock| lock.pid))
+        let readings = self.0.iter().rev().map(|list| turnstile_locks(list, &file));
+        Ok(readings.into_iter().find(|locks| !locks.is_empty()).unwrap_or_default())
     }
 }
 
-/// Returns the lines of the processes that have the turnstile of this file or wait for it.
-fn turnstile_locks<'a>(list: &'a str, file: &str) -> impl Iterator<Item = Lock<'a>> {
-    list.lines().filter_map(Lock::read).filter(move |lock| lock.kind == "FLOCK" && lock.file == file)
-}
-
-/// Returns the processes of these locks on one turnstile, each once: first the one that has the turnstile, if it stays there. All that this
-/// process cannot see, because they are in another PID namespace, have the number 0.
-fn queue<'a>(locks: impl Iterator<Item = Lock<'a>>, at_turnstile: bool) -> Vec<u32> {
-    let mut pids = Vec::new();
-    for lock in locks {
-        if lock.pid != 0 && pids.contains(&lock.pid) {
-            continue;
+/// Returns the lines of one reading for the turnstile of this file: each lock on it, followed by the processes that wait for it. A lock is
+/// returned once, even if the reading repeats it.
+fn turnstile_locks<'a>(list: &'a str, file: &str) -> Vec<Lock<'a>> {
+    let mut locks: Vec<Lock<'_>> = Vec::new();
+    for lock in list.lines().filter_map(Lock::read).filter(|lock| lock.kind == "FLOCK" && lock.file == file) {
+        if !lock.waits && locks.iter().any(|seen| !seen.waits && seen.pid == lock.pid) {
+            break;
         }
-        if lock.waits {
-            pids.push(lock.pid);
-        } else if at_turnstile {
-            pids.insert(0, lock.pid);
-        }
+        locks.push(lock);
     }
-    pids
+    locks
 }
 
 /// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`. The arrow marks a process that waits
@@ -171,11 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_listed_once_though_the_kernel_repeats_its_line() {
-        let list =
-            "1: FLOCK  ADVISORY  WRITE 7 00:19:5 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 9 00:19:5 0 EOF\n".repeat(2);
-        let locks = || list.lines().filter_map(Lock::read);
-        assert_eq!(queue(locks(), true), [7, 9]);
-        assert_eq!(queue(locks(), false), [9]);
+    fn waiters_are_listed_once_though_the_kernel_repeats_them() {
+        let once = "1: FLOCK  ADVISORY  WRITE 7 00:19:5 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 0 00:19:5 0 EOF\n\
+            1: -> FLOCK  ADVISORY  WRITE 0 00:19:5 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 00:19:6 0 EOF\n";
+        let pids = |list: &str| turnstile_locks(list, "00:19:5").iter().map(|lock| lock.pid).collect::<Vec<_>>();
+        // Processes in another PID namespace have the number 0.
+        assert_eq!(pids(once), [7, 0, 0]);
+        assert_eq!(pids(&once.repeat(2)), [7, 0, 0]);
     }
 }
