@@ -75,7 +75,7 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
-    /// For how many seconds it still lasts; less than 0: it does not exist.
+    /// For how many seconds it still lasts; 0 or less: it does not exist.
     #[serde(rename = "TTL", deserialize_with = "number")]
     pub(super) ttl: i64,
 }

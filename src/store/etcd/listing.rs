@@ -13,7 +13,6 @@ use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::lock::token::Token;
 use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
@@ -81,9 +80,19 @@ impl EtcdStore {
 
     /// Returns what is known of a key, if anything.
     fn status_of(&mut self, key: &Key) -> Result<Option<KeyStatus>, Failure> {
-        let found = self.look(key)?;
+        let (mut found, mut left) = self.look_at_leases(key)?;
+        if left.contains(&Some(Duration::ZERO)) {
+            // The lease may have been replaced by a renewal between the two requests. One that is there now and was not before has just
+            // begun, even if it has been replaced, too.
+            let before = found;
+            (found, left) = self.look_at_leases(key)?;
+            for (life, left) in found.lives.iter().zip(&mut left) {
+                let is_new = !before.leases().any(|lease| lease == life.lease);
+                *left = left.filter(|left| !left.is_zero() || !is_new);
+            }
+        }
         let now_ms = self.client.now_ms();
-        let (state, left) = self.judge(&found, now_ms)?;
+        let state = found.state(None, &self.observed, now_ms);
         // A cancelled request alone does not make it a lock that has been held.
         if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
             return Ok(None);
@@ -91,24 +100,23 @@ impl EtcdStore {
         let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
         let mut status = from_state::status(key.clone(), &state, &facts);
         for holding in &mut status.holders {
-            let left = left.iter().find(|(token, _)| holding.token.as_ref() == Some(token));
+            let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
             if holding.expires_in.is_some() {
-                holding.expires_in = left.map(|(_, left)| *left).or(holding.expires_in);
+                holding.expires_in = at.and_then(|at| left[at]).or(holding.expires_in);
             }
         }
         Ok(Some(status))
     }
 
-    /// Returns the state, and how long each holder's lease still lasts.
-    fn judge(&mut self, found: &Found, now_ms: u64) -> Result<(LockState, Vec<(Token, Duration)>), Failure> {
-        let state = found.state(None, &self.observed, now_ms);
+    /// Reads a lock, and then how long the lease of each of its lives still lasts; `None`: that is not known.
+    fn look_at_leases(&mut self, key: &Key) -> Result<(Found, Vec<Option<Duration>>), Failure> {
+        let found = self.look(key)?;
         let leases: Vec<_> = found.lives.iter().map(|life| life.lease).collect();
         let left = self.time_left(&leases)?;
-        let tokens = found.lives.iter().map(|life| life.token.clone());
-        Ok((state, tokens.zip(left).filter_map(|(token, left)| Some((token, left?))).collect()))
+        Ok((found, left))
     }
 
-    /// Returns how long each of these leases still lasts; `None`: that is not known, as if a renewal has replaced the lease meanwhile.
+    /// Returns how long each of these leases still lasts; `None`: that is not known.
     pub(super) fn time_left(&mut self, leases: &[i64]) -> Result<Vec<Option<Duration>>, Failure> {
         if leases.is_empty() {
             return Ok(Vec::new());
@@ -119,7 +127,8 @@ impl EtcdStore {
             if Failure::of_response(response).is_some() {
                 return Ok(None);
             }
-            Ok(u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).ok().map(Duration::from_secs))
+            let seconds = u64::try_from(api::read::<api::Lease>(&response.body)?.ttl).unwrap_or(0);
+            Ok(Some(Duration::from_secs(seconds)))
         };
         responses.iter().map(left).collect()
     }
