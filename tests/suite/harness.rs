@@ -249,6 +249,13 @@ fn a_contract_that_was_late_once_is_tried_again_on_a_busy_machine() {
     assert_eq!(tried.get(), if kept { 2 } else { 1 });
 }
 
+// A part is not tried again on its own: the store may still contain the lock of its first attempt.
+#[test]
+#[should_panic(expected = "a part of another one")]
+fn a_contract_is_judged_as_a_whole() {
+    judge(|| judge(|| ()));
+}
+
 // What is to stay true is looked at all along.
 #[test]
 #[should_panic(expected = "five looks")]

@@ -17,7 +17,9 @@ use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, is_pending, send, state};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_every_lease_store;
-use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Store, eventually, memory, stays_true_for, witness};
+use crate::support::{
+    Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, stays_true_for, witness,
+};
 
 /// Two waiters, of which the first is granted the lock. It claims the lock, and its claim is held up on its way.
 struct Scene<'a> {
@@ -142,11 +144,12 @@ on_every_lease_store!(a_stopped_guardian_goes_with_lockrun, |store| {
     waiter.signal(Signal::SIGTSTP);
     eventually(LONG, "all of it is suspended", || stands_still(waiter.pid()) && stands_still(guardians[0]));
     stop(guardians[1]);
-    for run in [&mut waiter, &mut holder] {
+    for (run, guardian) in [&mut waiter, &mut holder].into_iter().zip(guardians) {
         run.signal(Signal::SIGKILL);
-        eventually(LONG, "nothing of the run is left", || run.has_ended() && run.processes().is_empty());
+        // A process that is dying has lost its environment, and so its mark.
+        let is_gone = |run: &mut Running| run.has_ended() && run.processes().is_empty() && !is_alive(guardian);
+        eventually(LONG, "nothing of the run is left", || is_gone(run));
     }
-    assert!(guardians.iter().all(|guardian| !is_alive(*guardian)));
     assert_eq!(store.server().waiting("left").len(), 0);
     assert!(!is_held(store, "left"));
 });
@@ -348,39 +351,36 @@ on_every_lease_store!(an_end_after_many_renewals_is_noticed, |store| {
 // "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started late in the lease,
 // because the store was slow and lockrun had just looked.
 on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
-    judge(|| {
-        let proxy = store.proxy();
-        let records = memory::directory();
-        let record = records.path().join("record");
-        let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
-        let call =
-            |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
-        // From now on a Redis server has the scripts.
-        Lockrun::new(store).key("late").command(["true"]).run().exited(0);
-        proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
-        let old = call(&proxy.url(), "old").spawn();
-        let keys = || is_held(store, "late");
-        eventually(LONG, "the lock is its own, and it does not know yet", keys);
-        let guardian = Pid::from_raw(children(old.pid())[0]);
-        ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
-        // A little less than the answer takes.
-        stays_in_time_for(Duration::from_millis(4700), "it does not know yet", || old.stdout().is_empty());
-        old.signal(Signal::SIGWINCH);
-        while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
-            if ptrace::cont(guardian, None).is_err() {
-                late("lockrun has taken over from its guardian");
-            }
+    let proxy = store.proxy();
+    let records = memory::directory();
+    let record = records.path().join("record");
+    let options = ["--ttl", "6s", "--renew-every", "500ms", "--store-timeout", "5s", "--kill-after", "0"];
+    let call = |url: &str, tag| Lockrun::at(url).key("late").args(options).command(witness::command(&record, tag, &[]));
+    // From now on a Redis server has the scripts.
+    Lockrun::new(store).key("late").command(["true"]).run().exited(0);
+    proxy.set(Mode::DelayAnswers(Duration::from_millis(4900)));
+    let old = call(&proxy.url(), "old").spawn();
+    let keys = || is_held(store, "late");
+    eventually(LONG, "the lock is its own, and it does not know yet", keys);
+    let guardian = Pid::from_raw(children(old.pid())[0]);
+    ptrace::seize(guardian, ptrace::Options::PTRACE_O_TRACEVFORKDONE).expect("it can be traced");
+    // A little less than the answer takes.
+    stays_in_time_for(Duration::from_millis(4700), "it does not know yet", || old.stdout().is_empty());
+    old.signal(Signal::SIGWINCH);
+    while !matches!(waitpid(guardian, None), Ok(WaitStatus::PtraceEvent(_, _, libc::PTRACE_EVENT_VFORK_DONE))) {
+        if ptrace::cont(guardian, None).is_err() {
+            late("lockrun has taken over from its guardian");
         }
-        proxy.set(Mode::Pass);
-        eventually(LONG, "the lease is over", || !is_held(store, "late"));
-        let mut next = call(&store.url(), "next").arg("--wait").spawn();
-        waitpid(guardian, None).expect("lockrun has killed it");
-        next.wait_for_line("ready");
-        next.kill_everything();
-        old.wait().exited(79);
-        let lives = witness::lives(&record);
-        assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
-    });
+    }
+    proxy.set(Mode::Pass);
+    eventually(LONG, "the lease is over", || !is_held(store, "late"));
+    let mut next = call(&store.url(), "next").arg("--wait").spawn();
+    waitpid(guardian, None).expect("lockrun has killed it");
+    next.wait_for_line("ready");
+    next.kill_everything();
+    old.wait().exited(79);
+    let lives = witness::lives(&record);
+    assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
 });
 
 /// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory then takes many
@@ -400,8 +400,8 @@ os.execv('/bin/sleep', ['sleep', '600'])
 // may be anyone's, executes a program. The test depends on the order: on a busy machine that process may be quicker than lockrun.
 #[test]
 fn a_preexisting_child_that_executes_a_program_is_not_waited_for() {
-    let store = Store::Redis(Redis::start());
     judge(|| {
+        let store = Store::Redis(Redis::start());
         let processors = std::thread::available_parallelism().expect("a number").get();
         let call = Lockrun::bare().command(["sh", "-c", "echo ready; while :; do :; done"]);
         let mut busy: Vec<_> = (0..2 * processors).map(|_| call.spawn_alone()).collect();

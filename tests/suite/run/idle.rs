@@ -27,13 +27,15 @@ on_every_store!(nobody_is_busy_while_a_command_sleeps, |store| {
     waiter.wait().exited(0);
 });
 
-/// In two seconds with three renewals each. A program that drops its pages takes some twenty for each.
+/// In two seconds, with three renewals each. A program that drops its pages takes some twenty for each.
 const FEW_FAULTS: u64 = 10;
 
 // "The command dies first", also if the disk hangs under memory pressure: lockrun and its guardian keep in memory what they need, and do
 // not read it again at each renewal.
 on_every_lease_store!(a_renewal_touches_nothing_anew, |store| {
-    let holder = Holder::with(&Lockrun::new(store).key("idle").args(["--ttl", "1s"]), &[]);
+    // The lease outlasts a busy machine's pauses.
+    let call = Lockrun::new(store).key("idle").args(["--ttl", "30s", "--renew-every", "300ms"]);
+    let holder = Holder::with(&call, &[]);
     let guardians = children(holder.pid());
     assert_eq!(guardians.len(), 1);
     let ours = || -> u64 { guardians.iter().copied().chain([holder.pid()]).map(faults).sum() };

@@ -53,10 +53,10 @@ impl Nowhere {
 // "The others are enough": silent Sentinels are not waited for, wherever they are in the URL.
 #[test]
 fn places_that_are_silent_are_not_waited_for() {
-    let service = Service::watched_by(3);
-    let (one, two) = (Nowhere::new(), Nowhere::new());
-    let all: Vec<u16> = [one.port(), two.port()].into_iter().chain(ports(&service)).collect();
     judge(|| {
+        let service = Service::watched_by(3);
+        let (one, two) = (Nowhere::new(), Nowhere::new());
+        let all: Vec<u16> = [one.port(), two.port()].into_iter().chain(ports(&service)).collect();
         let output = run(&all).exited(0).printed("ran\n").silent();
         in_time(output.took, AT_ONCE, "they were waited for");
     });
@@ -65,21 +65,21 @@ fn places_that_are_silent_are_not_waited_for() {
 // The URL names three of five, and one of those hangs: two are no majority of five, but they know the others.
 #[test]
 fn a_majority_is_one_of_those_that_are_not_named_too() {
-    let service = Service::watched_by(5);
-    let all = ports(&service);
-    let [first, second, third, fourth, _] = service.sentinels() else { panic!("five") };
-    third.pause();
     judge(|| {
+        let service = Service::watched_by(5);
+        let all = ports(&service);
+        let [first, second, third, fourth, _] = service.sentinels() else { panic!("five") };
+        third.pause();
         let output = run(&all[..3]).exited(0).printed("ran\n").silent();
         in_time(output.took, AT_ONCE, "the one that hangs was waited for");
+        fourth.kill();
+        run(&all[..3]).exited(0).printed("ran\n").silent();
+        third.resume();
+        second.kill();
+        run(&all[..3]).exited(0).printed("ran\n").silent();
+        first.kill();
+        run(&all[..3]).exited(69).printed("").said("of its 5 Sentinels 2 answered, and not 3 agree");
     });
-    fourth.kill();
-    run(&all[..3]).exited(0).printed("ran\n").silent();
-    third.resume();
-    second.kill();
-    run(&all[..3]).exited(0).printed("ran\n").silent();
-    first.kill();
-    run(&all[..3]).exited(69).printed("").said("of its 5 Sentinels 2 answered, and not 3 agree");
 }
 
 // A Sentinel in the URL that belongs to another group knows none of ours, however quick it is.

@@ -70,9 +70,11 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
     });
 }
 
-/// Runs the contract, and again if it was late on a busy machine.
+/// Runs the contract, and again if it was late on a busy machine. The contract starts everything that it needs: a store used by a
+/// failed attempt may still contain that attempt's lock.
 #[track_caller]
 pub(crate) fn judge(contract: impl Fn()) {
+    assert!(!IS_JUDGED.get(), "this contract is judged as a part of another one");
     for attempt in 1.. {
         let watch = Watch::start();
         IS_JUDGED.set(true);
