@@ -12,8 +12,11 @@ use crate::supervise::{Descendants, Finished};
 /// and the next heartbeat has come.
 const SETTLES_WITHIN: Nanos = 12 * SECOND;
 
-/// Absent waiters keep the others from a free lock for this long at most.
+/// From the first grant on, absent waiters keep the others from a free lock for this long at most.
 const KEPT_FOR: Nanos = 2 * SECOND;
+
+/// The end of a dead holder's lease, or of the last dead waiter's grant, is noticed within this time, and the lock is granted.
+const NOTICED_WITHIN: Nanos = SECOND;
 
 /// What has been observed so far.
 #[derive(Default)]
@@ -25,10 +28,20 @@ pub struct Promises {
     pub sound_since: Nanos,
     /// When a process was last killed or stopped.
     pub disturbed_at: Nanos,
-    /// Since when a present waiter could have had the lock, and how many held it in that time.
-    kept_since: Option<(Nanos, usize)>,
+    /// A present waiter that could have had the lock.
+    kept: Option<Kept>,
     /// How many commands have started.
     pub started: u64,
+}
+
+/// The time in which a present waiter could have had the lock.
+#[derive(Clone, Copy)]
+struct Kept {
+    since: Nanos,
+    /// How many held the lock in that time.
+    held: usize,
+    /// When the lock was first granted in that time, or before.
+    granted_at: Option<Nanos>,
 }
 
 impl World {
@@ -180,11 +193,11 @@ impl World {
         };
         let is_blocked = is_sound && first.is_some_and(|first| has_room(first.mode));
         if !is_blocked {
-            self.promises.kept_since = None;
+            self.promises.kept = None;
             return;
         }
         let held = in_force().count();
-        let before = self.promises.kept_since.filter(|(_, before)| *before == held);
+        let before = self.promises.kept.filter(|before| before.held == held);
         // A grant from before the last fault may have to lapse first: the waiters behind it may have died after their last sign
         // of life.
         let disturbed_ms = now_ms - (now - self.promises.disturbed_at) / MILLISECOND;
@@ -192,9 +205,13 @@ impl World {
         let earlier = grants.filter(|grant| grant.since_ms <= disturbed_ms).map(|grant| grant.ends_ms).max();
         let lapses =
             earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
-        let since = before.map_or(now, |(since, _)| since).max(self.promises.disturbed_at).max(lapses);
-        self.promises.kept_since = Some((since, held));
-        if now > since + KEPT_FOR {
+        let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at).max(lapses);
+        let is_granted = state.waiters.iter().filter_map(|waiter| waiter.grant).any(|grant| grant.ends_ms > now_ms);
+        let granted_before = before.and_then(|before| before.granted_at).filter(|at| *at >= since);
+        let granted_at = granted_before.or_else(|| is_granted.then_some(now));
+        self.promises.kept = Some(Kept { since, held, granted_at });
+        let unnoticed = granted_at.map_or(0, |at| at.saturating_sub(since)).min(NOTICED_WITHIN);
+        if now > since + unnoticed + KEPT_FOR {
             let why = format!(
                 "the lock is free for {} ms, and run {:?} waits",
                 (now - since) / MILLISECOND,
