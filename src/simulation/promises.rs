@@ -40,7 +40,7 @@ struct Kept {
     since: Nanos,
     /// How many held the lock in that time.
     held: usize,
-    /// When the lock was first granted in that time, or before.
+    /// The beginning of the first grant that was in force in that time.
     granted_at: Option<Nanos>,
 }
 
@@ -206,9 +206,9 @@ impl World {
         let lapses =
             earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
         let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at).max(lapses);
-        let is_granted = state.waiters.iter().filter_map(|waiter| waiter.grant).any(|grant| grant.ends_ms > now_ms);
-        let granted_before = before.and_then(|before| before.granted_at).filter(|at| *at >= since);
-        let granted_at = granted_before.or_else(|| is_granted.then_some(now));
+        let in_force = state.waiters.iter().filter_map(|waiter| waiter.grant).filter(|grant| grant.ends_ms > now_ms);
+        let granted = in_force.map(|grant| now - (now_ms - grant.since_ms) * MILLISECOND).min();
+        let granted_at = before.and_then(|before| before.granted_at).filter(|at| *at >= since).or(granted);
         self.promises.kept = Some(Kept { since, held, granted_at });
         let unnoticed = granted_at.map_or(0, |at| at.saturating_sub(since)).min(NOTICED_WITHIN);
         if now > since + unnoticed + KEPT_FOR {

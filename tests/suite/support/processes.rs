@@ -75,9 +75,9 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
 }
 
-/// Kills all processes with this mark, and waits until they are dead. They die at the same moment, as in a power cut: otherwise one could see another
-/// one's end, and release its lock before it dies itself. A loop over kill(2) is too slow for that even if all are stopped first, because
-/// some of these deaths make the kernel continue a stopped process.
+/// Kills all processes with this mark, and waits until they are dead. They die at the same moment, as in a power cut: otherwise one could
+/// see another one's end, and release its lock before it dies itself. A loop over kill(2) is too slow for that even if all are stopped
+/// first, because some of these deaths make the kernel continue a stopped process.
 pub(crate) fn kill_marked(mark: &str, first: Option<First>) {
     let found = marked(mark, first);
     if found.is_empty() {
