@@ -191,6 +191,16 @@ fn status(pid: i32, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
+/// Describes the processes with this mark, one per line: their states, groups and signals, for the message of a failed test.
+pub(crate) fn describe_marked(mark: &str) -> String {
+    let fields = ["Name", "State", "PPid", "NSpgid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"];
+    let describe = |pid: i32| {
+        let values = fields.map(|name| format!("{name} {}", status(pid, name).unwrap_or_default()));
+        format!("\n  {pid}: {}", values.join(", "))
+    };
+    marked(mark, None).into_iter().map(describe).collect()
+}
+
 /// Returns the children of a process, zombies included.
 pub(crate) fn children(parent: i32) -> Vec<i32> {
     let all = fs::read_dir("/proc").expect("/proc is mounted");

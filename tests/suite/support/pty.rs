@@ -78,7 +78,12 @@ impl Terminal {
             let so_far = String::from_utf8_lossy(&self.seen);
             let found = find(&self.seen, text.as_bytes()).is_some();
             assert!(open || found, "the terminal closed without {text:?}: {so_far:?}");
-            assert!(started.elapsed() < LONG, "no {text:?} on the terminal, but {so_far:?}");
+            assert!(
+                started.elapsed() < LONG,
+                "no {text:?} on the terminal, but {so_far:?}; in its foreground is the group {}, and its processes are:{}",
+                self.foreground(),
+                processes::describe_marked(&self.mark)
+            );
         }
     }
 
