@@ -12,10 +12,11 @@ use crate::supervise::{Descendants, Finished};
 /// and the next heartbeat has come.
 const SETTLES_WITHIN: Nanos = 12 * SECOND;
 
-/// From the first grant on, absent waiters keep the others from a free lock for this long at most.
+/// Absent waiters keep the others from a free lock for this long at most. If a lease, or a grant from before the last fault, has lapsed,
+/// this counts from the moment when it is noticed.
 const KEPT_FOR: Nanos = 2 * SECOND;
 
-/// The end of a dead holder's lease, or of the last dead waiter's grant, is noticed within this time, and the lock is granted.
+/// A lapsed lease or grant is noticed, and the lock granted to the next waiter, within this time.
 const NOTICED_WITHIN: Nanos = SECOND;
 
 /// What has been observed so far.
@@ -28,7 +29,7 @@ pub struct Promises {
     pub sound_since: Nanos,
     /// When a process was last killed or stopped.
     pub disturbed_at: Nanos,
-    /// A present waiter that could have had the lock.
+    /// The time in which a present waiter could have had the lock; `None` if none could.
     kept: Option<Kept>,
     /// How many commands have started.
     pub started: u64,
@@ -40,8 +41,8 @@ struct Kept {
     since: Nanos,
     /// How many held the lock in that time.
     held: usize,
-    /// The beginning of the first grant that was in force in that time.
-    granted_at: Option<Nanos>,
+    /// When everything that had lapsed by `since` had been noticed.
+    noticed_at: Option<Nanos>,
 }
 
 impl World {
@@ -206,12 +207,14 @@ impl World {
         let lapses =
             earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
         let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at).max(lapses);
-        let in_force = state.waiters.iter().filter_map(|waiter| waiter.grant).filter(|grant| grant.ends_ms > now_ms);
-        let granted = in_force.map(|grant| now - (now_ms - grant.since_ms) * MILLISECOND).min();
-        let granted_at = before.and_then(|before| before.granted_at).filter(|at| *at >= since).or(granted);
-        self.promises.kept = Some(Kept { since, held, granted_at });
-        let unnoticed = granted_at.map_or(0, |at| at.saturating_sub(since)).min(NOTICED_WITHIN);
-        if now > since + unnoticed + KEPT_FOR {
+        // Each operation on the state drops what has lapsed, and grants what is free.
+        let mut grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
+        let has_lapsed = state.holders.len() > held || grants.any(|grant| grant.ends_ms <= now_ms);
+        let noticed = (now >= since && !has_lapsed).then_some(now);
+        let noticed_at = before.and_then(|before| before.noticed_at).filter(|at| *at >= since).or(noticed);
+        self.promises.kept = Some(Kept { since, held, noticed_at });
+        let until = noticed_at.map_or(since + NOTICED_WITHIN, |at| at + KEPT_FOR);
+        if now > until {
             let why = format!(
                 "the lock is free for {} ms, and run {:?} waits",
                 (now - since) / MILLISECOND,
