@@ -145,7 +145,7 @@ on_every_lease_store!(the_server_restarts, |store| {
     let mut held = take(&call, 3);
     let gate = Gate::new();
     let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&gate.tell_and_wait());
-    queue.join(2);
+    queue.join_and_hear(2);
     queue.settles();
     server.kill();
     server.start_again();

@@ -391,9 +391,12 @@ impl Running {
 
     /// Kills lockrun and everything that it has started, as a power cut would. Returns when none is left.
     pub(crate) fn kill_everything(&mut self) {
-        processes::kill_marked(&self.mark, Some(self.first()));
+        let dying = processes::kill_marked(&self.mark, Some(self.first()));
         let _ = self.child.wait();
-        eventually(LONG, "every process of the run is dead", || self.processes().is_empty());
+        let is_dead = |pid: &i32| !processes::is_alive(*pid);
+        eventually(LONG, "every process of the run is dead", || {
+            self.processes().is_empty() && dying.iter().all(is_dead)
+        });
     }
 
     fn output(&self, status: ExitStatus) -> Output {

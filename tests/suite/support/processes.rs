@@ -75,29 +75,32 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
 }
 
-/// Kills all processes with this mark, and waits until they are dead. They die at the same moment, as in a power cut: otherwise one could
-/// see another one's end, and release its lock before it dies itself. A loop over kill(2) is too slow for that even if all are stopped
-/// first, because some of these deaths make the kernel continue a stopped process.
-pub(crate) fn kill_marked(mark: &str, first: Option<First>) {
-    let found = marked(mark, first);
-    if found.is_empty() {
-        return;
+/// Kills all processes with this mark, and waits for two seconds until they are dead. Returns those that are still dying then. They die
+/// at the same moment, as in a power cut: otherwise one could see another one's end, and release its lock before it dies itself. A loop
+/// over kill(2) is too slow for that even if all are stopped first, because some of these deaths make the kernel continue a stopped
+/// process.
+pub(crate) fn kill_marked(mark: &str, first: Option<First>) -> Vec<i32> {
+    let mut dying = marked(mark, first);
+    if dying.is_empty() {
+        return dying;
     }
-    for pid in &found {
+    for pid in &dying {
         send(*pid, Signal::SIGSTOP);
     }
     let group = ControlGroup::make();
     happens_within(Duration::from_secs(2), || {
         let left = marked(mark, first);
+        // A process that is dying loses its environment, and so its mark, before its locks and connections.
+        dying.retain(|pid| is_alive(*pid) && !left.contains(pid));
+        dying.extend(&left);
         match &group {
-            // A process that is dying loses its environment, and so its mark, before its locks and connections.
-            _ if left.is_empty() => return found.iter().all(|pid| !is_alive(*pid)),
             Some(group) => group.kill(&left),
             // The best that can be done without control groups, or without the right to make one.
             None => left.into_iter().for_each(|pid| send(pid, Signal::SIGKILL)),
         }
-        false
+        dying.is_empty()
     });
+    dying
 }
 
 /// Returns the uid of a user without processes that no other test uses: the limit of processes counts all of a user's.

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::calm::{in_time, late};
-use super::deadline::{LONG, eventually};
+use super::deadline::{LONG, eventually, happens_within};
 use super::hand;
 use super::lease_server::LeaseServer;
 use super::lockrun::{Lockrun, Running};
@@ -192,11 +192,14 @@ impl<'a> Queue<'a> {
         eventually(LONG, "the waiter stands still", || {
             matches!(processes::state(waiter.pid()), Some('T' | 'Z') | None)
         });
-        for guardian in processes::children(waiter.pid()) {
-            processes::send(guardian, Signal::SIGKILL);
+        let guardians = processes::children(waiter.pid());
+        for guardian in &guardians {
+            processes::send(*guardian, Signal::SIGKILL);
         }
         waiter.signal(Signal::SIGKILL);
-        eventually(LONG, "the waiter is dead", || waiter.has_ended());
+        eventually(LONG, "the waiter and its guardian are dead", || {
+            waiter.has_ended() && !guardians.iter().any(|guardian| processes::is_alive(*guardian))
+        });
         self.somebody_died = true;
     }
 
@@ -227,7 +230,10 @@ impl<'a> Queue<'a> {
     /// no processor for half a second may have been passed over.
     #[track_caller]
     pub(crate) fn have_begun(&self, tags: &[&str]) {
-        eventually(LONG, &format!("{} have begun", tags.len()), || self.begun().len() >= tags.len());
+        if !happens_within(LONG, || self.begun().len() >= tags.len()) {
+            let said: Vec<_> = self.waiters.iter().flatten().map(Running::stderr).collect();
+            panic!("{:?} have begun, not {tags:?}; the waiters said {said:?}", self.begun());
+        }
         let begun = self.begun();
         if begun != tags {
             late(&format!("{begun:?} have begun, not {tags:?}"));
