@@ -8,20 +8,19 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tempfile::TempDir;
 
+use crate::support::catcher::Catcher;
 use crate::support::holder::is_free;
-use crate::support::processes::{children, is_pending, send, state};
+use crate::support::processes::{children, find_program, is_pending, send, state};
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
 // "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later, as sudo
-// and top do. A word may come in parts, if a read times out in between.
+// and top do.
 on_every_store!(a_program_that_stops_itself, |store| {
     let mut terminal = shell(store);
-    let script = "trap \"sleep 0.1; kill -STOP \\$\\$\" TSTP; echo ready; \
-                  while :; do if read -t 0.05 part; then word=$kept$part; kept=; echo got $word; \
-                  [ $word = last ] && exit 3; else kept=$kept$part; fi; done";
-    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'"));
+    let catcher = Catcher::new();
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s {}", catcher.that_stops_itself(&["SIGTSTP"])));
     terminal.wait_for("ready");
     for word in ["first", "second", "last"] {
         terminal.type_keys("\x1a");
@@ -86,24 +85,35 @@ on_every_store!(what_is_waited_for_can_be_suspended, |store| {
     assert!(is_free(store, "tty"));
 });
 
+/// Reports TSTP until a file is there, and is outlived by a child that ignores TSTP until it can read a line.
+const OUTLIVED: &str = "
+import os, signal, sys, time
+pid_file, go, end = sys.argv[1:]
+signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+if os.fork() == 0:
+    with open(go) as file:
+        file.readline()
+    os._exit(0)
+signal.signal(signal.SIGTSTP, lambda number, frame: os.write(1, b'caught\\n'))
+with open(pid_file, 'w') as file:
+    print(os.getpid(), file=file)
+while not os.path.exists(end):
+    time.sleep(0.01)
+sys.exit(3)
+";
+
 // A Ctrl-Z that the command ignored is over when the command has ended: it does not stop lockrun while a process that was left behind is
 // waited for, and that has ignored it, too.
 on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     let directory = TempDir::new().expect("a temporary directory");
-    let [ready, id, end, go] = ["ready", "id", "end", "go"].map(|name| directory.path().join(name));
+    let [script, id, go, end] = ["script", "id", "go", "end"].map(|name| directory.path().join(name));
     mkfifo(&go, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
     let mut go_on = File::options().read(true).write(true).open(&go).expect("our own FIFO");
     let mut terminal = shell(store);
-    // Both shells run no other program: bash makes TSTP stop its child again for a moment, before the child ignores it.
-    let script = format!(
-        "trap \"\" TSTP; (: >{ready}; read word <{go}) & until [ -e {ready} ]; do read -t 0.05 word; done; \
-         trap \"echo caught\" TSTP; echo $$ >{id}; until [ -e {end} ]; do read -t 0.05 word; done; exit 3",
-        ready = ready.display(),
-        id = id.display(),
-        end = end.display(),
-        go = go.display()
-    );
-    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s --descendants wait bash -c '{script}'; echo status $?"));
+    fs::write(&script, OUTLIVED).expect("our own directory");
+    let words = [find_program("python3"), script, id.clone(), go, end.clone()].map(|word| word.display().to_string());
+    let run = format!("lockrun -k tty --ttl 60s --descendants wait {}", words.join(" "));
+    enter(&mut terminal, &format!("{run}; echo status $?"));
     let command = written(&id);
     let lockrun = terminal.foreground().as_raw();
     terminal.type_keys("\x1a");
@@ -126,15 +136,10 @@ on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
 // "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also if COMMAND was stopped and continued before Ctrl-Z is
 // pressed, which it ignores.
 on_every_store!(a_stop_that_is_over, |store| {
-    let directory = TempDir::new().expect("a temporary directory");
-    let id = directory.path().join("id");
     let mut terminal = shell(store);
-    let script = format!(
-        "trap \"echo caught\" TSTP; echo $$ >{}; while ! read -t 0.05 part; do kept=$kept$part; done; echo got $kept$part; exit 3",
-        id.display()
-    );
-    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'; echo status $?"));
-    let command = written(&id);
+    let catcher = Catcher::new();
+    enter(&mut terminal, &format!("lockrun -k tty --ttl 60s {}; echo status $?", catcher.of(&["SIGTSTP"])));
+    let command = written(&catcher.pid_file());
     send(command, Signal::SIGSTOP);
     eventually(LONG, "the command is stopped", || state(command) == Some('T'));
     send(command, Signal::SIGCONT);
@@ -145,9 +150,9 @@ on_every_store!(a_stop_that_is_over, |store| {
     }
     terminal.type_keys("\x1a");
     terminal.wait_for("caught");
-    enter(&mut terminal, "word");
+    enter(&mut terminal, "last");
     let seen = terminal.wait_for("status");
-    assert!(seen.contains("got word") && !seen.contains("Stopped"), "{seen:?}");
+    assert!(seen.contains("got last") && !seen.contains("Stopped"), "{seen:?}");
     terminal.wait_for(" 3");
     terminal.wait_for(PROMPT);
     assert!(is_free(store, "tty"));

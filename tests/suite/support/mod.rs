@@ -2,6 +2,7 @@
 
 pub(crate) mod birth;
 pub(crate) mod calm;
+pub(crate) mod catcher;
 pub(crate) mod config;
 pub(crate) mod cron;
 pub(crate) mod crowd;

@@ -80,8 +80,8 @@ impl Terminal {
             assert!(open || found, "the terminal closed without {text:?}: {so_far:?}");
             assert!(
                 started.elapsed() < LONG,
-                "no {text:?} on the terminal, but {so_far:?}; in its foreground is the group {}, and its processes are:{}",
-                self.foreground(),
+                "no {text:?} on the terminal, but {so_far:?}; in its foreground is the group {:?}, and these processes live:{}",
+                tcgetpgrp(&self.screen),
                 processes::describe_marked(&self.mark)
             );
         }
