@@ -29,7 +29,7 @@ pub struct Promises {
     pub sound_since: Nanos,
     /// When a process was last killed or stopped.
     pub disturbed_at: Nanos,
-    /// The time in which a present waiter could have had the lock; `None` if none could.
+    /// Since when a present waiter could have had the lock; `None` if none could now.
     kept: Option<Kept>,
     /// How many commands have started.
     pub started: u64,
@@ -207,7 +207,7 @@ impl World {
         let lapses =
             earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
         let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at).max(lapses);
-        // Each operation on the state drops what has lapsed, and grants what is free.
+        // Each operation but a renewal drops what has lapsed, and then grants what is free: if nothing lapsed is left, it was noticed.
         let mut grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
         let has_lapsed = state.holders.len() > held || grants.any(|grant| grant.ends_ms <= now_ms);
         let noticed = (now >= since && !has_lapsed).then_some(now);

@@ -146,9 +146,9 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
 on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |store| {
     let proxy = &store.proxy();
     let holder = Holder::new(store, "orphan");
-    let call = Lockrun::at(&proxy.url()).key("orphan").args(["--wait", "--ttl", "1h", "--store-timeout", "1s"]);
+    let call = Lockrun::at(&proxy.url()).key("orphan").args(["--wait", "-v", "--ttl", "1h", "--store-timeout", "1s"]);
     let mut waiter = call.sh("echo ready; read line || :").with_open_input();
-    until_waiting(store, "orphan", 1);
+    waiter.run.wait_for_stderr("waiting");
     eventually(LONG, "it sleeps", || store.server().asleep() == 1);
     let before_held = proxy.held();
     proxy.set(Mode::Reset);

@@ -207,10 +207,9 @@ on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     let proxy = store.proxy();
     let holder = Holder::new(store, "turns");
     let mut queue = Queue::new(store, "turns");
-    // The last one is not among them: it may not know yet that it waits.
     for number in 0..8 {
         queue = queue.by(&if number % 2 == 0 { proxy.url() } else { store.url() });
-        queue.join(1);
+        queue.join_and_hear(1);
     }
     queue.settles();
     proxy.set(Mode::Swallow);

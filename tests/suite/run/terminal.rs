@@ -34,7 +34,7 @@ on_every_store!(an_interrupt_arrives_once, |store| {
     enter(&mut terminal, &format!("lockrun -k tty {}; echo status $?", catcher.of(&["SIGINT", "SIGUSR1"])));
     terminal.wait_for("ready");
     // A duplicate that came before the first was caught would merge with it, but not each time.
-    for _ in 0..5 {
+    for _ in 0..10 {
         terminal.type_keys("\x03");
         terminal.wait_for("caught SIGINT");
         // lockrun, which leads the group, forwards one signal after the other: a duplicate would come before this one.

@@ -241,8 +241,8 @@ on_postgres!(broken_waiters, |store, postgres| {
 // "A server restarted" by an administrator who lets the clients finish: no one loses anything.
 on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     let mut holder = waiting_for_its_end(&busy(store, "k"));
-    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
-    until_waiting(store, "k", 1);
+    let mut waiter = Lockrun::new(store).key("k").args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
+    waiter.wait_for_stderr("waiting");
     let fence = status(store, "k")["holders"][0]["fence"].clone();
     postgres.stop_in_peace();
     postgres.start_again();
@@ -250,7 +250,7 @@ on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     assert!(!holder.run.has_ended());
     assert_eq!(status(store, "k")["holders"][0]["fence"], fence);
     holder.finish().exited(0).silent();
-    waiter.wait().exited(0).printed("ran\n").silent();
+    waiter.wait().exited(0).printed("ran\n");
 });
 
 // "The server killed": a lock that lockrun has reported as released is, even if it was handed off and not yet claimed.

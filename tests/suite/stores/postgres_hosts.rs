@@ -48,8 +48,9 @@ fn a_standby_takes_over() {
     let call = call.args(["--ttl", "30s", "--renew-every", "500ms"]);
     let mut holder = call.clone().sh("echo ready; read line || :; exit 3").with_open_input();
     holder.run.wait_for_line("ready");
-    let waiter = call.clone().args(["--wait"]).command(["echo", "ran"]).spawn();
-    eventually(LONG, "it waits", || primary.asleep() == 1);
+    let mut waiter = call.clone().args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
+    waiter.wait_for_stderr("waiting");
+    eventually(LONG, "it sleeps", || primary.asleep() == 1);
     let its = primary.waiting("hosts");
     primary.kill();
     standby.ask("SELECT pg_promote()");
@@ -59,7 +60,7 @@ fn a_standby_takes_over() {
     assert_eq!(standby.waiting("hosts"), its);
     assert!(!holder.run.has_ended());
     holder.finish().exited(3).silent();
-    waiter.wait().exited(0).printed("ran\n").silent();
+    waiter.wait().exited(0).printed("ran\n");
 }
 
 // "Always, if commits wait for the standby": a commit whose wait for the standby was cancelled is not known to be safe, and acquires no

@@ -75,10 +75,10 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
 }
 
-/// Kills all processes with this mark, and waits for two seconds until they are dead. Returns those that are still dying then. They die
-/// at the same moment, as in a power cut: otherwise one could see another one's end, and release its lock before it dies itself. A loop
-/// over kill(2) is too slow for that even if all are stopped first, because some of these deaths make the kernel continue a stopped
-/// process.
+/// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are not dead by then.
+/// They die at the same moment, as in a power cut: otherwise one could see another one's end, and release its lock before it dies itself.
+/// A loop over kill(2) is too slow for that even if all are stopped first, because some of these deaths make the kernel continue a
+/// stopped process.
 pub(crate) fn kill_marked(mark: &str, first: Option<First>) -> Vec<i32> {
     let mut dying = marked(mark, first);
     if dying.is_empty() {
@@ -153,9 +153,13 @@ pub(crate) fn own_control_group() -> Option<PathBuf> {
     Some(Path::new(mount.split(' ').nth(4)?).join(ours))
 }
 
-/// Returns whether the process exists and is not a zombie.
+/// Returns whether the process exists and is not a zombie. While a thread of it still exits, it may only look like one.
 pub(crate) fn is_alive(pid: i32) -> bool {
-    !matches!(state(pid), None | Some('Z' | 'X'))
+    match state(pid) {
+        None | Some('X') => false,
+        Some('Z') => status(pid, "Threads").and_then(|count| count.parse().ok()).is_some_and(|count: u32| count > 1),
+        Some(_) => true,
+    }
 }
 
 /// Returns whether a process has a flock(2) lock on this file. The lock is free when the last thread of the last process that has

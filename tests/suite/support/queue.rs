@@ -162,10 +162,13 @@ impl<'a> Queue<'a> {
     #[track_caller]
     pub(crate) fn join_and_hear(&mut self, count: usize) {
         let events = self.log().with_extension("events");
-        self.call = self.call.clone().arg("--events").arg(&events);
-        self.join(count);
         let heard = || fs::read_to_string(&events).unwrap_or_default().matches("\"waiting\"").count();
-        eventually(LONG, &format!("{count} waiters have heard it"), || heard() >= count);
+        let before = heard();
+        let silent = self.call.clone();
+        self.call = silent.clone().arg("--events").arg(&events);
+        self.join(count);
+        self.call = silent;
+        eventually(LONG, &format!("{count} waiters have heard it"), || heard() >= before + count);
     }
 
     /// Waits until every waiter sleeps.
