@@ -241,8 +241,12 @@ on_postgres!(broken_waiters, |store, postgres| {
 // "A server restarted" by an administrator who lets the clients finish: no one loses anything.
 on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     let mut holder = waiting_for_its_end(&busy(store, "k"));
-    let mut waiter = Lockrun::new(store).key("k").args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
-    waiter.wait_for_stderr("waiting");
+    let directory = tempfile::TempDir::new().expect("a temporary directory");
+    let events = directory.path().join("events");
+    let call = Lockrun::new(store).key("k").args(["--wait", "--events"]).arg(&events);
+    let waiter = call.command(["echo", "ran"]).spawn();
+    let heard = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"waiting\"");
+    eventually(LONG, "it has heard that it waits", heard);
     let fence = status(store, "k")["holders"][0]["fence"].clone();
     postgres.stop_in_peace();
     postgres.start_again();
@@ -250,7 +254,7 @@ on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     assert!(!holder.run.has_ended());
     assert_eq!(status(store, "k")["holders"][0]["fence"], fence);
     holder.finish().exited(0).silent();
-    waiter.wait().exited(0).printed("ran\n");
+    waiter.wait().exited(0).printed("ran\n").silent();
 });
 
 // "The server killed": a lock that lockrun has reported as released is, even if it was handed off and not yet claimed.

@@ -48,8 +48,11 @@ fn a_standby_takes_over() {
     let call = call.args(["--ttl", "30s", "--renew-every", "500ms"]);
     let mut holder = call.clone().sh("echo ready; read line || :; exit 3").with_open_input();
     holder.run.wait_for_line("ready");
-    let mut waiter = call.clone().args(["--wait", "-v"]).command(["echo", "ran"]).spawn();
-    waiter.wait_for_stderr("waiting");
+    let directory = tempfile::TempDir::new().expect("a temporary directory");
+    let events = directory.path().join("events");
+    let waiter = call.clone().args(["--wait", "--events"]).arg(&events).command(["echo", "ran"]).spawn();
+    let heard = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"waiting\"");
+    eventually(LONG, "it has heard that it waits", heard);
     eventually(LONG, "it sleeps", || primary.asleep() == 1);
     let its = primary.waiting("hosts");
     primary.kill();
@@ -60,7 +63,7 @@ fn a_standby_takes_over() {
     assert_eq!(standby.waiting("hosts"), its);
     assert!(!holder.run.has_ended());
     holder.finish().exited(3).silent();
-    waiter.wait().exited(0).printed("ran\n");
+    waiter.wait().exited(0).printed("ran\n").silent();
 }
 
 // "Always, if commits wait for the standby": a commit whose wait for the standby was cancelled is not known to be safe, and acquires no
