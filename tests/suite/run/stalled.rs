@@ -6,6 +6,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::support::calm::{held_in_time, judge};
+use crate::support::events::Events;
 use crate::support::hand::{acquire, is_held, status, until_waiting};
 use crate::support::pty::Terminal;
 use crate::support::store::{on_every_lease_store, on_every_store};
@@ -119,13 +120,11 @@ on_every_store!(the_lock_is_released_before_a_missing_command_is_reported, |stor
 
 /// Asserts that the lock is free some time after this `event`, although lockrun cannot write a word.
 fn is_free_before_a_word(store: &Store, call: &Lockrun, event: &str) {
+    let events = Events::new();
     let directory = TempDir::new().expect("a temporary directory");
-    let path = |name| directory.path().join(name).to_str().expect("a plain path").to_owned();
-    let (log, events) = (path("log"), path("events"));
-    let call = call.clone().args(["--events", &events]);
-    let _run = call.in_shell(DELAYED).env("LOG", &log).spawn_alone();
-    let event = format!("\"{event}\"");
-    eventually(LONG, &event, || fs::read_to_string(&events).is_ok_and(|events| events.contains(&event)));
+    let log = directory.path().join("log");
+    let _run = events.of(call.clone()).in_shell(DELAYED).env("LOG", &log).spawn_alone();
+    events.hear(event, 1);
     eventually(LONG, "the lock is free", || !is_held(store, "stalled"));
     assert_eq!(fs::read_to_string(&log).expect("lockrun has it open"), "");
 }

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::support::calm::in_time;
 use crate::support::crowd;
+use crate::support::events::Events;
 use crate::support::hand::{is_held, release, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::{Running, waiting_for_its_end};
@@ -241,12 +242,9 @@ on_postgres!(broken_waiters, |store, postgres| {
 // "A server restarted" by an administrator who lets the clients finish: no one loses anything.
 on_postgres!(the_server_is_restarted_in_peace, |store, postgres| {
     let mut holder = waiting_for_its_end(&busy(store, "k"));
-    let directory = tempfile::TempDir::new().expect("a temporary directory");
-    let events = directory.path().join("events");
-    let call = Lockrun::new(store).key("k").args(["--wait", "--events"]).arg(&events);
-    let waiter = call.command(["echo", "ran"]).spawn();
-    let heard = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"waiting\"");
-    eventually(LONG, "it has heard that it waits", heard);
+    let events = Events::new();
+    let waiter = events.of(Lockrun::new(store).key("k").arg("--wait")).command(["echo", "ran"]).spawn();
+    events.hear("waiting", 1);
     let fence = status(store, "k")["holders"][0]["fence"].clone();
     postgres.stop_in_peace();
     postgres.start_again();

@@ -1,6 +1,7 @@
 //! Several hosts in the URL of a PostgreSQL store: the one that takes writes is used.
 
 use crate::support::deadline::eventually_some;
+use crate::support::events::Events;
 use crate::support::ports::free_port;
 use crate::support::postgres::Setup;
 use crate::support::store::on_postgres;
@@ -48,11 +49,9 @@ fn a_standby_takes_over() {
     let call = call.args(["--ttl", "30s", "--renew-every", "500ms"]);
     let mut holder = call.clone().sh("echo ready; read line || :; exit 3").with_open_input();
     holder.run.wait_for_line("ready");
-    let directory = tempfile::TempDir::new().expect("a temporary directory");
-    let events = directory.path().join("events");
-    let waiter = call.clone().args(["--wait", "--events"]).arg(&events).command(["echo", "ran"]).spawn();
-    let heard = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"waiting\"");
-    eventually(LONG, "it has heard that it waits", heard);
+    let events = Events::new();
+    let waiter = events.of(call.clone().arg("--wait")).command(["echo", "ran"]).spawn();
+    events.hear("waiting", 1);
     eventually(LONG, "it sleeps", || primary.asleep() == 1);
     let its = primary.waiting("hosts");
     primary.kill();

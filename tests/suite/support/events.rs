@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::deadline::{LONG, eventually};
 use super::lockrun::Lockrun;
 
 /// A file for events.
@@ -44,6 +45,13 @@ impl Events {
     #[track_caller]
     pub(crate) fn names(&self) -> Vec<String> {
         self.all().iter().map(|event| event["event"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    /// Waits until the file has so many events of this name.
+    #[track_caller]
+    pub(crate) fn hear(&self, name: &str, count: usize) {
+        let event = format!("\"event\":\"{name}\"");
+        eventually(LONG, &format!("{count} times {event}"), || self.text().matches(&event).count() >= count);
     }
 
     /// Returns the only event of this name.

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::calm::{in_time, late};
 use super::deadline::{LONG, eventually, happens_within};
+use super::events::Events;
 use super::hand;
 use super::lease_server::LeaseServer;
 use super::lockrun::{Lockrun, Running};
@@ -53,6 +54,9 @@ pub(crate) struct Queue<'a> {
     call: Lockrun,
     body: String,
     directory: TempDir,
+    /// The events of the waiters that joined by `join_and_hear`, and how many those are.
+    events: Events,
+    listening: usize,
     waiters: Vec<Option<Running>>,
     somebody_died: bool,
 }
@@ -67,7 +71,8 @@ impl<'a> Queue<'a> {
         let directory = TempDir::new().expect("a temporary directory");
         let call = Lockrun::at(url).key(key);
         let (key, body) = (key.to_owned(), String::new());
-        Self { store, key, call, body, directory, waiters: Vec::new(), somebody_died: false }
+        let events = Events::new();
+        Self { store, key, call, body, directory, events, listening: 0, waiters: Vec::new(), somebody_died: false }
     }
 
     /// Waiters that join from now on reach the store by this URL, without options.
@@ -161,14 +166,12 @@ impl<'a> Queue<'a> {
     /// Starts so many waiters, and waits until each has learnt that it waits: before that, it would not tolerate an outage.
     #[track_caller]
     pub(crate) fn join_and_hear(&mut self, count: usize) {
-        let events = self.log().with_extension("events");
-        let heard = || fs::read_to_string(&events).unwrap_or_default().matches("\"waiting\"").count();
-        let before = heard();
         let silent = self.call.clone();
-        self.call = silent.clone().arg("--events").arg(&events);
+        self.call = self.events.of(silent.clone());
         self.join(count);
         self.call = silent;
-        eventually(LONG, &format!("{count} waiters have heard it"), || heard() >= before + count);
+        self.listening += count;
+        self.events.hear("waiting", self.listening);
     }
 
     /// Waits until every waiter sleeps.
