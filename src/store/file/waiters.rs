@@ -66,8 +66,8 @@ impl Waiters {
     /// Returns the lines of the processes that have the turnstile or wait for it, from the last reading that has any.
     fn turnstile_locks(&self, file: &LockFile) -> Result<Vec<Lock<'_>>, StoreError> {
         let file = listed_as(file)?;
-        let readings = self.0.iter().rev().map(|list| turnstile_locks(list, &file));
-        Ok(readings.into_iter().find(|locks| !locks.is_empty()).unwrap_or_default())
+        let mut readings = self.0.iter().rev().map(|list| turnstile_locks(list, &file));
+        Ok(readings.find(|locks| !locks.is_empty()).unwrap_or_default())
     }
 }
 
