@@ -28,10 +28,10 @@ mod workers;
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::beside::beside;
 use crate::support::calm::held_in_time;
 use crate::support::deadline::happens_within;
 use crate::support::failover::{Cluster, Service};
@@ -119,23 +119,19 @@ fn go_on(subject: &Subject<'_>, slice: u64) {
     let workers = Workers::new(sets, subject, &hosts, &record, seed);
     let (count, workers) = (workers.count(), Mutex::new(workers));
     let mut faults = Faults::new(subject, &hosts, seed);
-    let is_over = AtomicBool::new(false);
+    let work = || {
+        for at in 0..count {
+            workers.lock().expect("nobody has panicked").work(at);
+        }
+        thread::sleep(TICK);
+    };
     // The workers go on while a server is started again.
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                for at in 0..count {
-                    workers.lock().expect("nobody has panicked").work(at);
-                }
-                thread::sleep(TICK);
-            }
-        });
+    beside(vec![work], || {
         let until = Instant::now() + time;
         while Instant::now() < until && !workers.is_poisoned() {
             faults.proceed(&workers);
             thread::sleep(TICK);
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     let faults = faults.end();
     let Finished { ends, runs, deadlines } = workers.into_inner().expect("no worker has panicked").finish();

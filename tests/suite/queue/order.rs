@@ -1,11 +1,11 @@
 //! Waiting in turn: the order, and that no one jumps the queue.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::support::beside::beside;
 use crate::support::crowd;
 use crate::support::hand::{is_held, renew, token};
 use crate::support::proxy::Mode;
@@ -38,24 +38,19 @@ on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     let mut queue = Queue::through(&proxy.url(), store, "hand-off");
     queue.join(WAITERS);
     proxy.set(Mode::Delay(Duration::from_millis(30)));
-    let (started, over, tried) = (Instant::now(), AtomicBool::new(false), AtomicUsize::new(0));
-    thread::scope(|threads| {
-        for options in NEWCOMERS {
-            let call = queue.newcomer("new", options);
-            let (over, tried) = (&over, &tried);
-            threads.spawn(move || {
-                // If the test fails, `over` is never set.
-                while !over.load(Ordering::Relaxed) && started.elapsed() < LONG {
-                    let output = call.run().silent();
-                    assert!(matches!(output.status, Some(0 | 75)), "{output}");
-                    tried.fetch_add(1, Ordering::Relaxed);
-                }
-            });
+    let tried = AtomicUsize::new(0);
+    let newcomer = |options: &[&str]| {
+        let (call, tried) = (queue.newcomer("new", options), &tried);
+        move || {
+            let output = call.run().silent();
+            assert!(matches!(output.status, Some(0 | 75)), "{output}");
+            tried.fetch_add(1, Ordering::Relaxed);
         }
+    };
+    beside(NEWCOMERS.map(newcomer).into(), || {
         holder.end();
         let all_have_run = || queue.begun().iter().filter(|tag| *tag != "new").count() == WAITERS;
         eventually(LONG, "all waiters have run", all_have_run);
-        over.store(true, Ordering::Relaxed);
     });
     let record = queue.end();
     let ran: Vec<&str> = record.tags();

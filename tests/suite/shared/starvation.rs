@@ -1,8 +1,6 @@
 //! Readers that keep coming do not keep a writer from the lock.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-
+use crate::support::beside::beside;
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Queue, eventually};
 
@@ -12,23 +10,16 @@ const READERS: usize = 4;
 // "Readers cannot starve a writer": it gets the lock when the readers that held it before it came have ended.
 on_every_store!(readers_that_come_for_ever_do_not_starve_a_writer, |store| {
     let mut queue = Queue::new(store, "flood");
-    let over = AtomicBool::new(false);
-    thread::scope(|threads| {
-        for number in 0..READERS {
-            let reader = queue.newcomer(&format!("r{number}"), &["--shared", "--wait"]);
-            let over = &over;
-            threads.spawn(move || {
-                while !over.load(Ordering::Relaxed) {
-                    reader.run().exited(0).silent();
-                }
-            });
-        }
+    let reader = |number| {
+        let call = queue.newcomer(&format!("r{number}"), &["--shared", "--wait"]);
+        move || drop(call.run().exited(0).silent())
+    };
+    beside((0..READERS).map(reader).collect(), || {
         let flood = || queue.begun().len() > 4 * READERS;
         eventually(LONG, "the readers are coming", flood);
         let before = queue.begun().len();
         let came = Lockrun::new(store).key("flood").arg("--wait").sh("echo the writer").run();
         let after = queue.begun().len();
-        over.store(true, Ordering::Relaxed);
         came.exited(0).printed("the writer\n");
         // Some begin while the program of the writer starts, and after it has ended.
         let overtook = after - before;

@@ -1,5 +1,6 @@
 //! Support for the tests: the program itself, stores to run it against, and ways to disturb both.
 
+pub(crate) mod beside;
 pub(crate) mod birth;
 pub(crate) mod calm;
 pub(crate) mod catcher;
