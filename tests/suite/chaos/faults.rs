@@ -55,6 +55,8 @@ enum Cure {
     StartAgain(usize),
     JoinAgain(usize),
     FreeDisk,
+    /// There is room again; the server's file may have to be replaced.
+    Rewrite,
     /// The servers have got over it.
     Whole,
 }
@@ -237,14 +239,22 @@ impl<'a> Faults<'a> {
             }
             Cure::StartAgain(at) => server(*at).start_again(),
             Cure::JoinAgain(at) => join_again(self.subject.redis(*at).expect("it was struck")),
-            Cure::FreeDisk => self.subject.disk().expect("it is full").free(),
-            Cure::Whole => {}
+            Cure::FreeDisk => {
+                self.subject.disk().expect("it is full").free();
+                return self.cure(number, &Cure::Rewrite);
+            }
+            Cure::Rewrite if !self.subject.rewrite() => return self.later(number, Cure::Rewrite),
+            Cure::Rewrite | Cure::Whole => {}
         }
         if cure.is_of_servers() && !self.subject.is_whole() {
-            self.cures.push((Instant::now() + LOOK, number, Cure::Whole));
-            return;
+            return self.later(number, Cure::Whole);
         }
         self.injected[number].to = now();
+    }
+
+    /// Tries this a little later.
+    fn later(&mut self, number: usize, next: Cure) {
+        self.cures.push((Instant::now() + LOOK, number, next));
     }
 
     /// All is well again. Returns what was not.

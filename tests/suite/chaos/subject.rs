@@ -6,7 +6,7 @@ use super::kinds::{Fault, TO_DISKS, TO_NODES, TO_PRIMARIES, TO_SERVERS};
 use super::workers::LOCKS;
 use crate::support::failover::{Cluster, Replicated, Service, is_replicated};
 use crate::support::proxy::Proxy;
-use crate::support::{LeaseServer, Lockrun, Redis, Store};
+use crate::support::{LONG, LeaseServer, Lockrun, Redis, Store, eventually};
 
 /// A store under chaos.
 pub(super) enum Subject<'a> {
@@ -141,6 +141,20 @@ impl Subject<'_> {
         self.replicated().is_none_or(Replicated::is_whole) && self.redis(0).is_none_or(has_written)
     }
 
+    /// Has a Redis that could not write for a while replace its append-only file. Returns false if that is to be tried again.
+    ///
+    /// Redis 7.0 may have left a hole in the file, which it could not load: a file that a rewrite began is not open for appending, so that
+    /// after a short write, which Redis truncates, the next write begins where the short one had ended.
+    pub(super) fn rewrite(&self) -> bool {
+        let Some(redis) = self.redis(0) else { return true };
+        let at_rest = ["aof_rewrite_in_progress:0", "aof_rewrite_scheduled:0"];
+        if !has_written(redis) || !reports(redis, &at_rest) || redis.try_ask(&["BGREWRITEAOF"]).is_err() {
+            return false;
+        }
+        eventually(LONG, "the file is replaced", || reports(redis, &at_rest));
+        reports(redis, &["aof_last_bgrewrite_status:ok"])
+    }
+
     /// What is left of this lock.
     pub(super) fn left(&self, lock: &str) -> Vec<String> {
         let of_store = || Some(self.store()?.lease_server()?.left(lock, false));
@@ -152,5 +166,12 @@ impl Subject<'_> {
 
 /// Whether it has written down all that it has confirmed.
 fn has_written(redis: &Redis) -> bool {
-    redis.ask(&["INFO", "persistence"]).text().contains("aof_last_write_status:ok")
+    reports(redis, &["aof_last_write_status:ok"])
+}
+
+/// Whether it reports all these lines about its files.
+fn reports(redis: &Redis, lines: &[&str]) -> bool {
+    let report = redis.ask(&["INFO", "persistence"]);
+    let report: Vec<&str> = report.text().lines().collect();
+    lines.iter().all(|line| report.contains(line))
 }

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::birth::Birth;
-use super::deadline::{LONG, eventually};
+use super::deadline::{LONG, eventually, happens_within};
 use super::lease_server::LeaseServer;
 use super::memory;
 use super::ports::free_port;
@@ -251,7 +251,10 @@ impl LeaseServer for Redis {
 
     fn start_again(&self) {
         // Another program may have the port for a moment.
-        eventually(LONG, "redis-server starts again", || self.launch());
+        if !happens_within(LONG, || self.launch()) {
+            let log = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+            panic!("redis-server does not start again: {log}");
+        }
     }
 
     fn hang_up(&self) {
