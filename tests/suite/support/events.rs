@@ -50,8 +50,12 @@ impl Events {
     /// Waits until the file has so many events of this name.
     #[track_caller]
     pub(crate) fn hear(&self, name: &str, count: usize) {
-        let event = format!("\"event\":\"{name}\"");
-        eventually(LONG, &format!("{count} times {event}"), || self.text().matches(&event).count() >= count);
+        eventually(LONG, &format!("{count} times {name}"), || self.count(name) >= count);
+    }
+
+    /// Returns how many events of this name the file has.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.text().matches(&format!("\"event\":\"{name}\"")).count()
     }
 
     /// Returns the only event of this name.

@@ -54,9 +54,8 @@ pub(crate) struct Queue<'a> {
     call: Lockrun,
     body: String,
     directory: TempDir,
-    /// The events of the waiters that joined by `join_and_hear`, and how many those are.
+    /// The events of the waiters that joined by `join_and_hear`.
     events: Events,
-    listening: usize,
     waiters: Vec<Option<Running>>,
     somebody_died: bool,
 }
@@ -72,7 +71,7 @@ impl<'a> Queue<'a> {
         let call = Lockrun::at(url).key(key);
         let (key, body) = (key.to_owned(), String::new());
         let events = Events::new();
-        Self { store, key, call, body, directory, events, listening: 0, waiters: Vec::new(), somebody_died: false }
+        Self { store, key, call, body, directory, events, waiters: Vec::new(), somebody_died: false }
     }
 
     /// Waiters that join from now on reach the store by this URL, without options.
@@ -166,12 +165,12 @@ impl<'a> Queue<'a> {
     /// Starts so many waiters, and waits until each has learnt that it waits: before that, it would not tolerate an outage.
     #[track_caller]
     pub(crate) fn join_and_hear(&mut self, count: usize) {
+        let before = self.events.count("waiting");
         let silent = self.call.clone();
         self.call = self.events.of(silent.clone());
         self.join(count);
         self.call = silent;
-        self.listening += count;
-        self.events.hear("waiting", self.listening);
+        self.events.hear("waiting", before + count);
     }
 
     /// Waits until every waiter sleeps.
