@@ -2,6 +2,7 @@
 
 mod connections;
 mod faults;
+mod fence;
 mod keep;
 mod lost;
 mod misuse;

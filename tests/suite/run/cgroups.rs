@@ -3,44 +3,38 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::calm::late;
-use crate::support::deadline::happens_within;
-use crate::support::processes::{find_program, is_alive, need_root, own_control_group};
+use crate::support::control_group::ControlGroup;
+use crate::support::processes::{find_program, is_alive};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
-/// A control group of the test's own that is marked as delegated. It is removed on drop.
-struct Delegated(PathBuf);
+/// A control group that is marked as delegated.
+struct Delegated(ControlGroup);
 
 impl Delegated {
-    /// Fails the test where it cannot be created: this needs version 2 of control groups, and root.
     #[track_caller]
     fn make(name: &str) -> Self {
-        need_root("delegate a control group");
-        let path = own_control_group().expect("this test needs version 2 of control groups, which is not mounted here");
-        let made = Self(path.join(format!("suite-{}-{name}", std::process::id())));
-        fs::create_dir(&made.0).unwrap_or_else(|error| panic!("this test needs {}: {error}", made.0.display()));
+        let made = Self(ControlGroup::need(name));
         let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
-        let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(&made.0).output();
+        let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(made.0.path()).output();
         let marked = marked.expect("python3 starts");
-        assert!(marked.status.success(), "this test needs to mark {}: {marked:?}", made.0.display());
-        assert!(made.0.join("cgroup.kill").exists(), "this test needs cgroup.kill, which Linux has since 5.14");
+        assert!(marked.status.success(), "this test needs to mark {}: {marked:?}", made.0.path().display());
         made
     }
 
     /// Returns a shell script that executes its arguments in this group.
     fn entering(&self) -> String {
-        format!("echo 0 >{}/cgroup.procs && exec \"$@\"", self.0.display())
+        self.0.entering()
     }
 
     /// Returns the groups below this one.
     fn below(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.0).expect("our own group");
+        let entries = fs::read_dir(self.0.path()).expect("our own group");
         entries.map(|entry| entry.expect("our own group").path()).filter(|path| path.is_dir()).collect()
     }
 
@@ -51,19 +45,6 @@ impl Delegated {
         if !below.is_empty() {
             late(&format!("{below:?} is left"));
         }
-    }
-}
-
-impl Drop for Delegated {
-    fn drop(&mut self) {
-        let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        // If it cannot be removed, as after a failure, it stays.
-        happens_within(Duration::from_secs(1), || {
-            for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
-                let _ = fs::remove_dir(below.path());
-            }
-            fs::remove_dir(&self.0).is_ok()
-        });
     }
 }
 
@@ -141,7 +122,7 @@ on_every_store!(a_daemon_goes_back_to_its_group, |store| {
         let daemon: i32 = text.trim().parse().expect("a number");
         assert!(is_alive(daemon), "the daemon is left alone");
         let cgroup = fs::read_to_string(format!("/proc/{daemon}/cgroup")).expect("it lives");
-        let name = group.0.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        let name = group.0.path().file_name().and_then(|name| name.to_str()).expect("a plain name");
         assert!(cgroup.lines().any(|line| line.starts_with("0::") && line.ends_with(name)), "{cgroup}");
         group.has_none_below();
     });

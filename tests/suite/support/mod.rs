@@ -5,6 +5,7 @@ pub(crate) mod birth;
 pub(crate) mod calm;
 pub(crate) mod catcher;
 pub(crate) mod config;
+pub(crate) mod control_group;
 pub(crate) mod cron;
 pub(crate) mod crowd;
 pub(crate) mod deadline;

@@ -11,6 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 
+use super::control_group::ControlGroup;
 use super::deadline::happens_within;
 
 /// The search path for programs, including those that the tested program starts.
@@ -87,7 +88,7 @@ pub(crate) fn kill_marked(mark: &str, first: Option<First>) -> Vec<i32> {
     for pid in &dying {
         send(*pid, Signal::SIGSTOP);
     }
-    let group = ControlGroup::make();
+    let group = ControlGroup::make("kill");
     happens_within(Duration::from_secs(2), || {
         let left = marked(mark, first);
         // A process that is dying loses its environment, and so its mark, before its locks and connections.
@@ -109,48 +110,6 @@ pub(crate) fn a_user_without_processes() -> u32 {
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     // Below 65536, since a container may have no more. Unlikely to be that of another run of these tests.
     40_000 + std::process::id().wrapping_mul(100).wrapping_add(number) % 20_000
-}
-
-/// A control group of the test's own. It is removed when this is dropped.
-struct ControlGroup(PathBuf);
-
-impl ControlGroup {
-    /// Makes one. `None` if that is impossible: it needs version 2 of control groups, Linux 5.14, and usually root.
-    fn make() -> Option<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = own_control_group()?.join(format!("suite-{}-{number}", std::process::id()));
-        fs::create_dir(&path).ok()?;
-        let group = Self(path);
-        group.0.join("cgroup.kill").exists().then_some(group)
-    }
-
-    /// Kills these processes at the same moment.
-    fn kill(&self, pids: &[i32]) {
-        for pid in pids {
-            // A process that has ended meanwhile cannot be moved.
-            let _ = fs::write(self.0.join("cgroup.procs"), pid.to_string());
-        }
-        fs::write(self.0.join("cgroup.kill"), "1").expect("our own control group");
-    }
-}
-
-impl Drop for ControlGroup {
-    fn drop(&mut self) {
-        // It cannot be removed until its last process has been reaped.
-        let is_done =
-            || !matches!(fs::remove_dir(&self.0), Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32));
-        happens_within(Duration::from_secs(2), is_done);
-    }
-}
-
-/// Returns the directory of this process's control group, in version 2.
-pub(crate) fn own_control_group() -> Option<PathBuf> {
-    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let ours = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ") && line.split(' ').nth(3) == Some("/"))?;
-    Some(Path::new(mount.split(' ').nth(4)?).join(ours))
 }
 
 /// Returns whether the process exists and is not a zombie. While a thread of it still exits, it may only look like one.
