@@ -260,6 +260,14 @@ mod tests {
     }
 
     #[test]
+    fn kill_is_due_an_eighth_of_the_lease_before_h_or_a_second() {
+        for (ttl, margin) in [(1_000, 125), (4_000, 500), (8_000, 1_000), (80_000, 1_000)] {
+            let deadline = Terms { ttl: millis(ttl), ..terms() }.deadline(at(0));
+            assert_eq!(deadline.horizon.since(deadline.kill_at), millis(margin), "--ttl of {ttl} ms");
+        }
+    }
+
+    #[test]
     fn the_next_kill_leaves_time_until_h() {
         let deadline = terms().deadline(at(0));
         let next = deadline.after_kill();

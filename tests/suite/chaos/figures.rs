@@ -76,7 +76,7 @@ impl Known<'_> {
         self.unexplained(|run| run.has_lost).collect()
     }
 
-    /// Returns the runs that failed although no fault explains it.
+    /// Returns the runs that failed although no fault of their own explains it. On files that is so behind a first waiter that was stopped.
     pub(super) fn failed_for_nothing(&self) -> Vec<&Past> {
         self.unexplained(|run| run.error.is_some()).collect()
     }
@@ -99,7 +99,7 @@ impl Known<'_> {
         line("leases lost", self.runs.iter().filter(|run| run.has_lost).count().to_string());
         line("leases lost without a fault", self.lost_for_nothing().len().to_string());
         line("failed", self.runs.iter().filter(|run| run.error.is_some()).count().to_string());
-        line("failed without a fault", self.failed_for_nothing().len().to_string());
+        line("failed without a fault of their own", self.failed_for_nothing().len().to_string());
         table
     }
 }

@@ -201,7 +201,7 @@ fn what_was_acquired_by_hand_is_held_as_before_if_it_is_forgotten() {
     lock.state = LockState::default();
     lock.pass(10_000);
     assert_eq!(held(&lock.ask(&careful(&b, seen.as_ref()))).0, Some("a"));
-    assert_eq!(lock.look_in, Some(30_000));
+    assert_eq!((lock.state.holders[0].since_ms, lock.look_in), (START, Some(30_000)));
     assert_eq!(lock.renew("a", None), Renewed::Mine);
     assert_eq!(slot(&lock.ask(&ask(&by_hand))), Some(0));
     assert_eq!(lock.release("a", Release::ByHand), Released::Free);

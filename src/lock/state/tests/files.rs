@@ -35,6 +35,17 @@ fn a_slot_whose_record_was_lost_counts() {
 }
 
 #[test]
+fn a_slot_whose_record_was_lost_counts_beside_one_with_a_greater_number() {
+    let mut lock = Lock::new();
+    lock.run("a", 1);
+    assert_eq!(lock.run("b", 2), Some(1));
+    lock.state.holders.remove(0);
+    assert_eq!(lock.run("c", 2), None, "the processes of two hold it");
+    lock.state.holders[0].slot = 5;
+    assert_eq!(lock.run("c", 2), None, "one of them as the sixth of more");
+}
+
+#[test]
 fn a_run_may_be_kept_by_a_lease() {
     let mut lock = Lock::new();
     lock.run("a", 1);
@@ -108,6 +119,7 @@ fn a_lease_counts_where_the_epoch_is_unknown_to_either_side() {
         lock.world.epoch = here.into();
         lock.by_hand("a");
         lock.world.epoch = there.into();
+        assert_eq!(lock.run("b", 1), None, "{here} {there}, in the same millisecond");
         lock.pass(29_999);
         assert_eq!(lock.run("b", 1), None, "{here} {there}");
         assert_eq!(lock.renew("a", None), Renewed::Mine);
@@ -133,8 +145,9 @@ fn times_from_the_future_are_of_another_epoch_even_if_it_is_unknown() {
     let mut lock = held(lasts(30));
     lock.world.now.ms = 1_000_000;
     lock.ask(&ask(&Claim { by_hand: true, ..claim("c", 1) }));
+    lock.pass(20_000);
     lock.renew("c", Some(lasts(60)));
-    lock.world.now.ms = 1_000_000 - 1;
+    lock.world.now.ms -= 1;
     assert_eq!(lock.holders(), [""; 0], "it was renewed later than this");
 }
 

@@ -8,6 +8,7 @@ fn a_lease_that_has_run_out_frees_the_lock() {
     lock.acquire("a", 1);
     lock.pass(29_999);
     assert_eq!(slot(&lock.acquire("b", 1)), None);
+    assert_eq!(lock.state.ended_unix_ms(), 0, "no hold has ended yet");
     lock.pass(1);
     assert_eq!(lock.holders(), [""; 0]);
     assert_eq!(slot(&lock.acquire("b", 1)), Some(0));

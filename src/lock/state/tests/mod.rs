@@ -28,6 +28,8 @@ pub(in crate::lock::state) struct World {
     pub(in crate::lock::state) slots: HashSet<u32>,
     /// The waiters that are not listening.
     pub(in crate::lock::state) absent: HashMap<String, Presence>,
+    /// How many waiters may have an unclaimed grant.
+    pub(in crate::lock::state) grants_max: usize,
 }
 
 impl Facts for World {
@@ -49,6 +51,10 @@ impl Facts for World {
 
     fn take_slot(&self, slot: u32) -> bool {
         !self.slots.contains(&slot)
+    }
+
+    fn grants_max(&self) -> usize {
+        self.grants_max
     }
 
     fn presence(&self, waiter: &WaiterState) -> Presence {
@@ -110,7 +116,13 @@ fn lasts(seconds: u64) -> Ttl {
 
 impl World {
     pub(in crate::lock::state) fn new() -> Self {
-        World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), absent: HashMap::new() }
+        World {
+            now: Now::unix(START),
+            epoch: "one".into(),
+            slots: HashSet::new(),
+            absent: HashMap::new(),
+            grants_max: usize::MAX,
+        }
     }
 }
 

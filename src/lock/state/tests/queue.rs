@@ -103,6 +103,22 @@ fn what_is_free_is_granted_to_all_that_it_is_enough_for() {
 }
 
 #[test]
+fn only_so_many_grants_are_unclaimed_at_a_time() {
+    let mut lock = Lock::new();
+    lock.world.grants_max = 2;
+    lock.acquire("a", 0);
+    for name in ["b", "c", "d", "e", "f"] {
+        lock.wait(name, 5);
+    }
+    lock.release("a", DONE);
+    assert_eq!(lock.granted, ["b", "c"]);
+    lock.claim("b");
+    assert_eq!(lock.granted, ["d"]);
+    lock.claim("c");
+    assert_eq!(lock.granted, ["e"]);
+}
+
+#[test]
 fn a_waiter_that_lets_fewer_hold_the_lock_blocks_those_behind_it() {
     let mut lock = Lock::new();
     lock.acquire("a", 3);
@@ -159,7 +175,14 @@ fn a_cancelled_request_that_comes_late_gets_nothing() {
     assert!(lock.cancel("a", None, true));
     assert_eq!(lock.wait("a", 1), Acquired::Cancelled);
     assert!(!lock.state.is_prunable(Duration::ZERO, &lock.world), "or it would get the lock after all");
-    lock.pass(300_000);
+    lock.pass(299_999);
+    assert_eq!(lock.wait("a", 1), Acquired::Cancelled);
+    lock.pass(1);
+    assert!(lock.state.is_prunable(Duration::ZERO, &lock.world), "it has arrived, or never will");
+    assert_eq!(
+        slot(&lock.state.clone().acquire(&ask(&claim("a", 1)), &lock.world).expect("a fence is left").answer),
+        Some(0)
+    );
     assert_eq!((lock.cancel("b", None, false), lock.state.cancelled.len()), (true, 0));
     assert_eq!(lock.state, LockState { key: String::new(), ..LockState::default() }, "nothing is left");
 }

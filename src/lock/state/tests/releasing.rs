@@ -154,6 +154,36 @@ fn a_request_in_flight_is_refused_after_the_release() {
 }
 
 #[test]
+fn a_success_counts_for_its_period() {
+    let mut lock = Lock::new();
+    let once = |name: &str| Claim { once_per: Some(Duration::from_mins(1)), ..claim(name, 1) };
+    lock.ask(&ask(&once("a")));
+    lock.release("a", DONE);
+    lock.pass(59_999);
+    assert_eq!(lock.ask(&ask(&once("b"))), Acquired::NotNeeded { began_unix_ms: START });
+    assert!(!lock.state.is_prunable(Duration::ZERO, &lock.world));
+    lock.pass(1);
+    assert!(lock.state.is_prunable(Duration::ZERO, &lock.world));
+    assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
+}
+
+#[test]
+fn only_a_run_that_held_the_lock_until_it_succeeded_is_a_success() {
+    let success = |release: Release, before: fn(&mut Lock)| {
+        let mut lock = Lock::new();
+        lock.acquire("a", 1);
+        before(&mut lock);
+        lock.release("a", release);
+        lock.state.success.is_some()
+    };
+    assert!(success(DONE, |_| ()));
+    assert!(!success(Release::at_once(Ending::Exited(3)), |_| ()), "it has failed");
+    assert!(!success(DONE, |lock| lock.pass(30_000)), "its lease has expired");
+    assert!(!success(DONE, |lock| drop(lock.revoke(None, false))), "its lease was revoked");
+    assert!(!success(DONE, |lock| lock.state.holders[0].purpose = Purpose::Forgotten), "the store had forgotten it");
+}
+
+#[test]
 fn a_success_by_a_clock_that_was_wrong_gives_way() {
     let mut lock = Lock::new();
     let once = |name: &str| Claim { once_per: Some(Duration::from_mins(1)), ..claim(name, 1) };

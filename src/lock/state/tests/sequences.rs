@@ -32,6 +32,8 @@ fn each_value_is_reserved_once() {
     lock.release("a", USED);
     assert_eq!(lock.last_value(), Some("7"));
     assert_eq!(lock.next("c"), "9");
+    lock.release("c", USED);
+    assert_eq!(lock.last_value(), Some("9"));
 }
 
 #[test]
