@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     let span = if plain {
         text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     } else if foreign_unit(text).is_none() {
-        humantime::parse_duration(text).ok()
+        parse_terms(text)
     } else {
         None
     };
@@ -33,6 +33,22 @@ pub fn parse(text: &str) -> Result<Duration, String> {
             ),
             None => format!("{text:?} is not a duration; {EXAMPLES}"),
         }),
+    }
+}
+
+/// Parses a duration with units, one term at a time: humantime 2.4.0 panics at some sums that are out of its range.
+fn parse_terms(text: &str) -> Option<Duration> {
+    let mut sum = Duration::ZERO;
+    let mut rest = text;
+    loop {
+        let unit = rest.find(char::is_alphabetic)?;
+        let length = rest[unit..].find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len() - unit);
+        let (term, others) = rest.split_at(unit + length);
+        sum = sum.saturating_add(humantime::parse_duration(term.trim_start()).ok()?);
+        if others.is_empty() {
+            return Some(sum);
+        }
+        rest = others;
     }
 }
 
@@ -90,6 +106,13 @@ mod tests {
     fn anything_else_is_refused() {
         for text in ["", ".", "-1", "1e3", "soon", "5 parsecs", "1.2.3", "nan", "inf", "99999999999", "9999y", "0x10"] {
             assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_sum_out_of_range_is_too_long() {
+        for text in ["0.5s 18446744073709551615.5s", "18446744073709551615s 18446744073709551615s", "520w 11d"] {
+            assert_eq!(parse(text), Err(format!("{text:?} is longer than ten years")));
         }
     }
 

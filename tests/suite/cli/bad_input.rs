@@ -28,6 +28,7 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--ttl", "inf"], "inf"),
     (&["--ttl", "1e400"], "1e400"),
     (&["--ttl", "99999999999999999999"], "99999999999999999999"),
+    (&["--ttl", "0.5s 18446744073709551615.5s"], "longer than ten years"),
     (&["--renew-every", "often"], "often"),
     (&["--renew-every", "0"], "renew-every"),
     (&["--kill-after", "later"], "later"),
