@@ -2,36 +2,47 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::calm::{judge, late};
+use crate::support::calm::{in_time, judge, late};
 use crate::support::control_group::ControlGroup;
 use crate::support::failover::{cut_off_replicas, is_replicated};
+use crate::support::holder::is_free;
 use crate::support::processes::find_program;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, LeaseServer as _, Lockrun, Redis, Running, eventually, memory};
 
-/// A command that ignores TERM. It and a child in a session of its own append their fence to a file every few milliseconds.
+/// A command that ignores TERM, and prints its fence. It and a child in a session of its own append the fence to a file every few
+/// milliseconds.
 const WRITER: &str = "
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-fence = os.environ['LOCKRUN_FENCE'].encode() + b'\\n'
+fence = os.environ['LOCKRUN_FENCE']
 file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-os.write(file, fence)
+def write():
+    os.write(file, fence.encode() + b'\\n')
+write()
 if os.fork() == 0:
     os.setsid()
 else:
-    print('ready', flush=True)
+    print(fence, flush=True)
 while True:
     time.sleep(0.003)
-    os.write(file, fence)
+    write()
 ";
 
-/// What the runs write to. One that compares fences would reject each write that comes late: after one with a greater fence.
+/// The file that the runs append to. A resource that checks fences would reject a write that follows one with a greater fence.
 struct Resource {
     file: PathBuf,
     _directory: TempDir,
+}
+
+/// A run whose command writes to it.
+struct Writer {
+    run: Running,
+    fence: u64,
 }
 
 impl Resource {
@@ -41,55 +52,59 @@ impl Resource {
     }
 
     /// Returns this call with a writer as its command.
-    fn written_by(&self, call: Lockrun) -> Lockrun {
+    fn call(&self, call: Lockrun) -> Lockrun {
         let python = find_program("python3");
         call.command([python.as_os_str(), "-c".as_ref(), WRITER.as_ref(), self.file.as_os_str()])
     }
 
-    /// Checks that the second run has the greater fence. Returns how many writes of the first came late.
-    #[track_caller]
-    fn late_writes(&self) -> usize {
+    /// Returns how many writes of the old run follow a write of the new one.
+    fn late_writes(&self, old: &Writer, new: &Writer) -> usize {
         let text = fs::read_to_string(&self.file).expect("both have written");
-        // A line that is being written has no end yet.
-        let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-        let writes: Vec<u64> = complete.lines().map(|line| line.parse().expect("a fence")).collect();
-        let first = writes[0];
-        let second = writes.iter().position(|fence| *fence != first).expect("both have written");
-        assert!(writes[second] > first, "the fence went from {first} to {}", writes[second]);
-        writes[second..].iter().filter(|fence| **fence == first).count()
+        let (old, new) = (old.fence.to_string(), new.fence.to_string());
+        text.lines().skip_while(|line| *line != new).filter(|line| *line == old).count()
     }
 
-    /// Waits until a write of the first run comes late.
+    /// Checks that the fence tells the runs apart, and waits for a write of the old one that comes late.
     #[track_caller]
-    fn is_written_late(&self, old: &mut Running) {
-        eventually(LONG, "a write comes late", || self.late_writes() > 0 || old.has_ended());
-        if self.late_writes() == 0 {
-            late(&format!("the old run has ended too early: {}", old.stderr()));
+    fn is_written_late(&self, old: &mut Writer, new: &Writer) {
+        assert!(new.fence > old.fence, "the fence went from {} to {}", old.fence, new.fence);
+        eventually(LONG, "a write comes late", || self.late_writes(old, new) > 0 || old.run.has_ended());
+        if self.late_writes(old, new) == 0 {
+            late(&format!("the old run has ended too early: {}", old.run.stderr()));
         }
     }
 }
 
-/// Waits until the run has noticed that it has no lock any more, and nothing of it lives.
-#[track_caller]
-fn ends_as_lost(mut old: Running) {
-    eventually(LONG, "the old run and everything of it have ended", || old.has_ended() && old.processes().is_empty());
-    old.wait().exited(79).said("lost");
+impl Writer {
+    /// Waits until the run's command has written.
+    #[track_caller]
+    fn of(mut run: Running) -> Self {
+        run.wait_for_stdout("\n");
+        let fence = run.stdout().trim_end().parse().expect("a fence");
+        Self { run, fence }
+    }
+
+    /// Waits until the run has ended because it has lost its lock, and nothing of it lives.
+    #[track_caller]
+    fn ends_as_lost(mut self) {
+        eventually(LONG, "the run has ended", || self.run.has_ended() && self.run.processes().is_empty());
+        self.run.wait().exited(79).said("lost");
+    }
 }
 
 // "The store forgets": the next run starts beside the first, which notices that at its next renewal.
 on_every_lease_store!(the_store_is_wiped, |store| {
     let resource = Resource::new();
     let call = Lockrun::new(store).key("fence").args(["--ttl", "30s", "--renew-every", "8s", "--kill-after", "1s"]);
-    let mut old = resource.written_by(call.clone()).spawn();
-    old.wait_for_line("ready");
+    let call = resource.call(call);
+    let mut old = Writer::of(call.spawn());
     store.server().forget_everything();
-    let mut new = resource.written_by(call).spawn();
-    new.wait_for_line("ready");
-    resource.is_written_late(&mut old);
-    ends_as_lost(old);
-    assert!(!new.has_ended(), "the old run took the new one's lock along");
-    new.kill_everything();
-    println!("{} writes came late", resource.late_writes());
+    let mut new = Writer::of(call.spawn());
+    resource.is_written_late(&mut old, &new);
+    println!("{} writes have come late so far", resource.late_writes(&old, &new));
+    old.ends_as_lost();
+    assert!(!is_free(store, "fence"), "the old run took the lock of the new one along");
+    new.run.kill_everything();
 });
 
 // "Two primaries", of which one is a replica that was promoted before it received the lock: each run has a lock, on a server of its own.
@@ -101,33 +116,34 @@ fn a_replica_without_the_lock_is_promoted() {
         is_replicated(&primary, 1);
         cut_off_replicas(&primary);
         let resource = Resource::new();
-        let at =
-            |server: &Redis| resource.written_by(Lockrun::at(&server.url()).key("fence").args(["--ttl", "5s"])).spawn();
-        let mut old = at(&primary);
-        old.wait_for_line("ready");
+        let call = |server: &Redis| resource.call(Lockrun::at(&server.url()).key("fence").args(["--ttl", "5s"]));
+        let mut old = Writer::of(call(&primary).spawn());
         replica.ask(&["REPLICAOF", "NO", "ONE"]);
-        let mut new = at(&replica);
-        new.wait_for_line("ready");
-        resource.is_written_late(&mut old);
+        let mut new = Writer::of(call(&replica).spawn());
+        resource.is_written_late(&mut old, &new);
         primary.kill();
-        ends_as_lost(old);
-        new.kill_everything();
+        old.ends_as_lost();
+        new.run.kill_everything();
     });
 }
 
-// "The whole machine is paused": everything that could stop the command is paused with it. When that goes on, the lock is another run's, and
-// the command is killed at once. What it still writes until then comes late.
+// "The whole machine is paused": the lock passes on, and when the machine resumes, lockrun kills at once what still lives. A control group
+// stands for the machine. The kernel can still kill what is frozen in it: the guardian, when its time is up, and so the command; but not
+// the command's child.
 on_every_lease_store!(the_machine_is_paused, |store| {
     let resource = Resource::new();
     let machine = ControlGroup::need("machine");
-    let call = Lockrun::new(store).key("fence").args(["--ttl", "3s"]);
-    let mut old = resource.written_by(call.clone()).in_shell(&machine.entering()).spawn_alone();
-    old.wait_for_line("ready");
+    let call =
+        Lockrun::new(store).key("fence").args(["--ttl", "4s", "--renew-every", "500ms", "--store-timeout", "1s"]);
+    let call = resource.call(call.args(["--kill-after", "2s", "--wait"]));
+    let old = Writer::of(call.in_shell(&machine.entering()).spawn_alone());
     machine.freeze();
-    let mut new = resource.written_by(call.args(["--wait"])).spawn();
-    new.wait_for_line("ready");
+    let mut new = Writer::of(call.spawn());
+    assert!(new.fence > old.fence, "the fence went from {} to {}", old.fence, new.fence);
+    assert_ne!(old.run.processes(), Vec::<i32>::new(), "it is frozen, not dead");
+    let thawed = Instant::now();
     machine.thaw();
-    ends_as_lost(old);
-    new.kill_everything();
-    println!("{} writes came late", resource.late_writes());
+    old.ends_as_lost();
+    in_time(thawed.elapsed(), Duration::from_secs(1), "killed at once");
+    new.run.kill_everything();
 });

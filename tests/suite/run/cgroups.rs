@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::support::calm::late;
 use crate::support::control_group::ControlGroup;
-use crate::support::processes::{find_program, is_alive};
+use crate::support::processes::{find_program, is_alive, need_root};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
@@ -19,6 +19,7 @@ struct Delegated(ControlGroup);
 impl Delegated {
     #[track_caller]
     fn make(name: &str) -> Self {
+        need_root("mark a control group as delegated");
         let made = Self(ControlGroup::need(name));
         let mark = "import os, sys; os.setxattr(sys.argv[1], 'trusted.delegate', b'1')";
         let marked = Command::new(find_program("python3")).args(["-c", mark]).arg(made.0.path()).output();

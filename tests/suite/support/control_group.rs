@@ -5,29 +5,33 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::deadline::happens_within;
-use super::processes::need_root;
+use nix::errno::Errno;
+
+use super::deadline::{LONG, eventually, happens_within};
 
 /// A control group below that of the tests. What is left in it is killed, and it is removed, when this is dropped.
 pub(crate) struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// Makes one. `None` if that is impossible: it needs version 2 of control groups, Linux 5.14, and usually root.
-    pub(crate) fn make(name: &str) -> Option<Self> {
+    /// Makes one. This needs version 2 of control groups, Linux 5.14, and usually root; the error says what is missing.
+    pub(crate) fn make(name: &str) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = own_control_group()?.join(format!("suite-{}-{number}-{name}", std::process::id()));
-        fs::create_dir(&path).ok()?;
+        let own = own_control_group().ok_or("version 2 of control groups is not mounted")?;
+        let path = own.join(format!("suite-{}-{number}-{name}", std::process::id()));
+        fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let group = Self(path);
-        group.0.join("cgroup.kill").exists().then_some(group)
+        if group.0.join("cgroup.kill").exists() {
+            Ok(group)
+        } else {
+            Err("there is no cgroup.kill, which Linux has since 5.14".into())
+        }
     }
 
     /// Makes one. Fails the test if that is impossible.
     #[track_caller]
     pub(crate) fn need(name: &str) -> Self {
-        need_root("make a control group");
-        Self::make(name)
-            .expect("this test needs version 2 of control groups, and cgroup.kill, which Linux has since 5.14")
+        Self::make(name).unwrap_or_else(|why| panic!("this test needs a control group: {why}"))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -36,7 +40,7 @@ impl ControlGroup {
 
     /// Returns a shell script that executes its arguments in this group.
     pub(crate) fn entering(&self) -> String {
-        format!("echo 0 >{}/cgroup.procs && exec \"$@\"", self.0.display())
+        format!("echo 0 >'{}/cgroup.procs' && exec \"$@\"", self.0.display())
     }
 
     /// Kills these processes at the same moment.
@@ -49,8 +53,13 @@ impl ControlGroup {
     }
 
     /// Freezes its processes. They get no processor until they are thawed, but can be killed.
+    #[track_caller]
     pub(crate) fn freeze(&self) {
         self.write("cgroup.freeze", "1");
+        eventually(LONG, "the processes are frozen", || {
+            let events = fs::read_to_string(self.0.join("cgroup.events")).expect("our own control group");
+            events.lines().any(|line| line == "frozen 1")
+        });
     }
 
     pub(crate) fn thaw(&self) {
@@ -65,12 +74,14 @@ impl ControlGroup {
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        // It cannot be removed until its last process has been reaped. After a failure it may stay.
+        // It cannot be removed until its last process has been reaped.
+        let is_done =
+            || !matches!(fs::remove_dir(&self.0), Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32));
         happens_within(Duration::from_secs(2), || {
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
             }
-            fs::remove_dir(&self.0).is_ok()
+            is_done()
         });
     }
 }

@@ -88,7 +88,7 @@ pub(crate) fn kill_marked(mark: &str, first: Option<First>) -> Vec<i32> {
     for pid in &dying {
         send(*pid, Signal::SIGSTOP);
     }
-    let group = ControlGroup::make("kill");
+    let group = ControlGroup::make("kill").ok();
     happens_within(Duration::from_secs(2), || {
         let left = marked(mark, first);
         // A process that is dying loses its environment, and so its mark, before its locks and connections.
