@@ -265,6 +265,27 @@ fn waiters_that_have_seen_different_holders_put_back_both() {
 }
 
 #[test]
+fn the_holders_of_all_slots_are_put_back() {
+    let mut lock = Lock::new();
+    lock.acquire("old", 1);
+    lock.release("old", DONE);
+    for name in ["a", "b", "c"] {
+        lock.acquire(name, 3);
+    }
+    // Each waiter has seen another one as the first.
+    let mut all_seen = Vec::new();
+    while !lock.state.holders.is_empty() {
+        all_seen.push(seen(&lock));
+        lock.state.holders.remove(0);
+    }
+    lock.state = LockState::default();
+    for (name, seen) in ["d", "e", "f"].into_iter().zip(&all_seen) {
+        lock.ask(&careful(&claim(name, 3), seen.as_ref()));
+    }
+    assert_eq!(lock.holders(), ["a", "b", "c"], "no hold has ended since they were seen");
+}
+
+#[test]
 fn a_holder_is_forgotten_where_an_older_state_is_restored() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
