@@ -119,6 +119,8 @@ mod tests {
     fn a_command_line_is_readable_and_short() {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         assert_eq!(command_line(&words(&["sh", "-c", "echo a b", ""])), "sh -c 'echo a b' ''");
+        let longest = "x".repeat(COMMAND_MAX);
+        assert_eq!(command_line(&words(&[&longest])), longest);
         let long = command_line(&words(&["echo", &"ж".repeat(1000)]));
         assert!(long.len() <= COMMAND_MAX + '…'.len_utf8() && long.ends_with("ж…"), "{long}");
     }
