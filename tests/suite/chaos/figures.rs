@@ -76,8 +76,8 @@ impl Known<'_> {
         self.unexplained(|run| run.has_lost).collect()
     }
 
-    /// Returns the runs that failed although no fault of their own explains it. On files a run also
-    /// fails behind a first waiter that was stopped.
+    /// Returns the runs that failed although no fault of their own explains it. On files a run also fails behind a first waiter that was
+    /// stopped.
     pub(super) fn failed_for_nothing(&self) -> Vec<&Past> {
         self.unexplained(|run| run.error.is_some()).collect()
     }

@@ -75,13 +75,11 @@ impl Drop for ControlGroup {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         // It cannot be removed until its last process has been reaped.
-        let is_done =
-            || !matches!(fs::remove_dir(&self.0), Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32));
         happens_within(Duration::from_secs(2), || {
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
             }
-            is_done()
+            !matches!(fs::remove_dir(&self.0), Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32))
         });
     }
 }
