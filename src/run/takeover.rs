@@ -11,16 +11,22 @@ use crate::supervise::guardian::watched_by_lockrun::GuardianEnd;
 use crate::sys::clock::Moment;
 use crate::sys::stderr;
 
+/// Why there is no guardian in a sandbox that kills for a system call which lockrun needs, or would only like to make.
+const KILLED_BY_FILTER: &str = "a filter of system calls (systemd's SystemCallFilter=, a container's seccomp profile) has killed lockrun's guardian \
+                                process; allow the call that the kernel's log names, or let the filter return an error \
+                                (SystemCallErrorNumber=EPERM)";
+
 /// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
 /// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
 pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::hurry();
     match end {
         GuardianEnd::Completed(ending) => Outcome::Ended(ending),
-        GuardianEnd::NotStarted(milestones) => {
+        GuardianEnd::NotStarted { milestones, by_filter } => {
             let is_clean = store.cancel(&claim, true);
             let left = left_behind(&claim, is_clean).map_or(String::new(), |left| format!("; {left}"));
-            let why = format!("lockrun's guardian process was killed; the command was not started{left}");
+            let killed = if by_filter { KILLED_BY_FILTER } else { "lockrun's guardian process was killed" };
+            let why = format!("{killed}; the command was not started{left}");
             Run::resumed(plan, claim, milestones).reporter.report(Event::Failed { why: &why });
             Outcome::Failed
         }

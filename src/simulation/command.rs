@@ -185,7 +185,8 @@ impl Processes for SimulatedTree {
         Port::current().world().terminate_command(self.run);
     }
 
-    fn kill(&self) {
+    fn kill(&self) -> bool {
         Port::current().world().kill_command(self.run, self.side);
+        true
     }
 }

@@ -5,6 +5,7 @@ use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 
 use super::job::JobControl;
+use super::proc_access::ProcAccess;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, Supervisor};
 use super::tree::Tree;
@@ -14,25 +15,29 @@ use crate::sys::signals::{self, Signals};
 use crate::sys::wait::{readable, time_until};
 
 /// Starts COMMAND as `launch` says, as a child of this process.
-pub(super) fn start(mut exec: Exec, launch: &Launch) -> Result<Running, Failure> {
+pub(super) fn start(
+    mut exec: Exec,
+    launch: &Launch,
+    access: ProcAccess,
+    alarm: Option<Alarm>,
+) -> Result<Running, Failure> {
     let has_terminal = terminal::is_controlling();
-    let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None, cgroup: None };
-    let tree = Tree::start(&mut exec, setup, None)?;
+    let setup = Setup { own_group: !has_terminal, dies_with_parent: false, not_after: None };
+    let tree = Tree::start(&mut exec, setup, access)?;
     let supervisor = Supervisor::new(tree, launch, None, Moment::now());
-    Ok(Running { supervisor, has_terminal, guard: None })
+    Ok(Running { supervisor, has_terminal, alarm, guard: None })
 }
 
 /// Waits for COMMAND and for signals until the run is over, in a process that is both lockrun and COMMAND's parent. If it has to wait for
-/// processes that cannot be killed, calls `report_stuck` once with their ids.
+/// processes that cannot be killed, calls `report_stuck` once with their ids. Without an `alarm`, poll(2)'s own time-outs serve.
 pub(super) fn watch(
     supervisor: &mut Supervisor,
     has_terminal: bool,
     signals: &Signals,
     report_stuck: &dyn Fn(&[pid_t]),
+    mut alarm: Option<Alarm>,
 ) -> nix::Result<Finished> {
     let mut job = JobControl::new(has_terminal, supervisor.missed());
-    // Most runs have no time limit and need no timer.
-    let mut alarm: Option<Alarm> = None;
     loop {
         for signal in job.take_pending(signals) {
             supervisor.forward(signal);
@@ -61,13 +66,10 @@ pub(super) fn watch(
             continue;
         }
         let wakes_at = supervisor.wakes_at();
-        if alarm.is_none() && wakes_at.is_some() {
-            alarm = Alarm::new().ok();
-        }
         let is_set = alarm.as_mut().is_some_and(|alarm| alarm.set(wakes_at).is_ok());
         let waited = match &alarm {
             Some(alarm) if is_set => poll(&mut [readable(signals), readable(alarm)], PollTimeout::NONE),
-            // No timer is needed, or none could be created: then poll(2)'s own time-out ends COMMAND, which already runs.
+            // No timer is needed, or none could be created.
             _ => poll(&mut [readable(signals)], time_until(wakes_at)),
         };
         match waited {

@@ -12,12 +12,10 @@ pub fn end_as(ending: Ending) -> libc::c_int {
         Ending::Exited(status) => return status.into(),
         Ending::Signaled(signal) => signal,
     };
-    // A core file of lockrun would overwrite COMMAND's.
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls on ourselves with valid arguments. The signal kills this process only once it has its default
     // disposition and is unblocked.
     unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        // A core file of lockrun would overwrite COMMAND's.
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         signals::set_disposition(signal, libc::SIG_DFL);
         libc::kill(libc::getpid(), signal);

@@ -7,13 +7,14 @@
 pub mod entry;
 pub mod guardian;
 
-mod cgroup;
 mod direct;
 mod exit;
 mod interpreter;
 mod job;
 mod preexisting;
+mod proc_access;
 mod process;
+mod rehearsal;
 mod spawn;
 mod supervisor;
 mod terminal;
@@ -32,8 +33,10 @@ pub use supervisor::{Processes, Supervisor};
 
 use crate::lock::ending::Ending;
 use crate::lock::lease::Deadline;
+use crate::sys::clock::Alarm;
 use crate::sys::signals::Signals;
 use guardian::{Guard, Guardian};
+use proc_access::ProcAccess;
 use spawn::Exec;
 #[cfg(not(test))]
 use supervisor::Supervisor;
@@ -70,6 +73,9 @@ pub struct Launch {
 pub struct Prepared<'a> {
     launch: &'a Launch,
     exec: Exec,
+    access: ProcAccess,
+    /// Wakes lockrun when COMMAND has to be ended; `None` if that is never due, or if no timer could be created. (The guardian has its own.)
+    alarm: Option<Alarm>,
     /// What the guardian needs; `None` if COMMAND becomes a child of lockrun itself.
     guard: Option<Guard>,
 }
@@ -79,7 +85,12 @@ impl<'a> Prepared<'a> {
     /// or no timer left.
     pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
         let exec = Exec::new(launch, signals);
-        Ok(Prepared { launch, exec, guard: guardian.map(|guardian| Guard::new(guardian, launch)).transpose()? })
+        let guard = guardian.map(|guardian| Guard::new(guardian, launch)).transpose()?;
+        let ends_command = launch.max_runtime.is_some() || launch.descendants != Descendants::Leave;
+        let access = ProcAccess::open(ends_command || guard.is_some()).map_err(StartFailure::Preparing)?;
+        let alarm = if ends_command && guard.is_none() { Alarm::new().ok() } else { None };
+        rehearsal::call_what_is_called_later(&access);
+        Ok(Prepared { launch, exec, access, alarm, guard })
     }
 
     /// Sets the variable `name` in COMMAND's environment.
@@ -90,8 +101,8 @@ impl<'a> Prepared<'a> {
     /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start after the deadline.
     pub fn start(self, deadline: Option<Deadline>) -> Result<Running, StartFailure> {
         match self.guard {
-            Some(guard) => guard.start(self.exec, self.launch, deadline),
-            None => direct::start(self.exec, self.launch),
+            Some(guard) => guard.start(self.exec, self.launch, deadline, self.access),
+            None => direct::start(self.exec, self.launch, self.access, self.alarm),
         }
     }
 }
@@ -100,6 +111,8 @@ impl<'a> Prepared<'a> {
 pub struct Running {
     supervisor: Supervisor,
     has_terminal: bool,
+    /// See [`Prepared`].
+    alarm: Option<Alarm>,
     /// Present under a lease. Without a lease, the kernel holds the lock, and COMMAND inherits it.
     guard: Option<Guard>,
 }
@@ -111,7 +124,10 @@ impl Running {
     pub fn until_the_end(&mut self, signals: &Signals, report_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
         match &mut self.guard {
             Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, report_stuck)),
-            None => direct::watch(&mut self.supervisor, self.has_terminal, signals, report_stuck),
+            None => {
+                let alarm = self.alarm.take();
+                direct::watch(&mut self.supervisor, self.has_terminal, signals, report_stuck, alarm)
+            }
         }
     }
 

@@ -47,14 +47,13 @@ impl Preexisting {
         self.processes.is_empty()
     }
 
-    /// Returns whether `process` is certainly not COMMAND's.
-    pub(super) fn includes(&self, process: Process) -> bool {
+    /// Returns whether the process `pid` is certainly not COMMAND's.
+    pub(super) fn includes(&self, pid: pid_t) -> bool {
         // Reading the start time may take long, so the ids are compared first.
-        let is_known = |known: &Known| {
-            known.pid == process.pid && known.started.is_some() && known.started == process::started(known.pid)
-        };
+        let is_known =
+            |known: &Known| known.pid == pid && known.started.is_some() && known.started == process::started(known.pid);
         let was_seen = || self.processes.iter().any(is_known);
-        !self.is_empty() && (Some(process.group()) == self.group || was_seen())
+        !self.is_empty() && (Some(process::group(pid)) == self.group || was_seen())
     }
 }
 

@@ -5,10 +5,11 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
 use libc::pid_t;
 use nix::errno::Errno;
@@ -45,20 +46,10 @@ impl Process {
         statuses.any(|status| field(&status, "State").is_some_and(|state| state.starts_with('T')))
     }
 
-    /// Returns its process group; -1 if it is gone.
-    pub(super) fn group(self) -> pid_t {
-        // SAFETY: a plain system call.
-        unsafe { libc::getpgid(self.pid) }
-    }
-
     /// Sends it `signal`, unless it is gone, or its id has been reused by a process that does not descend from this one. `family` is the
     /// list of descendants in which it was found.
     pub(super) fn signal(self, signal: libc::c_int, family: &[Process]) {
-        // SAFETY: plain system calls; the new descriptor, if any, is ours alone.
-        let pidfd = unsafe {
-            let fd = libc::syscall(libc::SYS_pidfd_open, self.pid, 0);
-            i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
-        };
+        let pidfd = open_process(self.pid);
         if pidfd.is_none() && Errno::last() == Errno::ESRCH {
             return;
         }
@@ -66,12 +57,7 @@ impl Process {
         if !self.is_still_in(family) {
             return;
         }
-        let has_it = pidfd.is_some_and(|pidfd| {
-            let none = std::ptr::null::<libc::siginfo_t>();
-            // SAFETY: a valid descriptor and no siginfo.
-            let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
-            sent == 0 || Errno::last() == Errno::ESRCH
-        });
+        let has_it = pidfd.is_some_and(|pidfd| send(&pidfd, signal) || Errno::last() == Errno::ESRCH);
         if !has_it {
             // An old kernel lacks these calls, and a sandbox may forbid them. Sending right after the check is then the safest way.
             // SAFETY: plain system call.
@@ -87,6 +73,38 @@ impl Process {
     }
 }
 
+/// Returns a descriptor of the process `pid`. `None` if there is no such process or no descriptor left, and where the kernel or a sandbox
+/// does not allow it.
+fn open_process(pid: pid_t) -> Option<OwnedFd> {
+    // SAFETY: a plain system call; the new descriptor, if any, is ours alone.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Sends `signal` to the process that `pidfd` refers to. Returns whether that worked.
+fn send(pidfd: &OwnedFd, signal: libc::c_int) -> bool {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a valid descriptor and no siginfo.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) == 0 }
+}
+
+/// Makes the system calls of this module once, in a form that changes nothing: see [`super::rehearsal`].
+pub(super) fn rehearse() {
+    let me = own_pid();
+    group(me);
+    let _ = Path::new(&children_of(me, me)).exists();
+    let _ = fs::read_dir(format!("/proc/{me}/task")).map(Iterator::count);
+    let _ = open_process(me).map(|pidfd| send(&pidfd, 0));
+}
+
+/// Returns the process group of the process `pid`; -1 if it is gone.
+pub(super) fn group(pid: pid_t) -> pid_t {
+    // SAFETY: a plain system call.
+    unsafe { libc::getpgid(pid) }
+}
+
 pub(super) fn own_pid() -> pid_t {
     // SAFETY: cannot fail.
     unsafe { libc::getpid() }
@@ -96,27 +114,88 @@ pub(super) fn own_pid() -> pid_t {
 /// be missing, or still show the outer namespace, where the same number is another process. Fails if no descriptor or memory is left
 /// to find out.
 pub fn are_visible() -> io::Result<bool> {
-    const SHORTAGES: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
     match fs::read("/proc/self/status") {
         Ok(status) => {
             // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
             let ids = field(&status, "NSpid").or_else(|| field(&status, "Pid"));
             Ok(ids.is_some_and(|ids| ids == std::process::id().to_string()))
         }
-        Err(error) if error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)) => Err(error),
+        Err(error) if is_shortage(&error) => Err(error),
         Err(_) => Ok(false),
     }
 }
 
+/// Returns whether a file of /proc could not be opened or read because no descriptor or memory is left.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
 /// Returns all descendants of `root`, parents before children, including zombies, but without those that `left_out` selects and their
-/// descendants. `None` if /proc does not show them.
+/// descendants. `None` if /proc does not show them, or if the list might be incomplete, because no more files can be opened.
+///
+/// Processes that are created or orphaned meanwhile may be missing.
 pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
-    if !are_visible().unwrap_or(false) {
+    if !are_visible().ok()? {
         return None;
     }
+    if Path::new(&children_of(own_pid(), own_pid())).exists() {
+        below(root, left_out).ok()
+    } else {
+        among_all(root, left_out).ok()
+    }
+}
+
+/// Finds them by the kernel's lists of each process's children. The cost depends on the number of descendants alone.
+fn below(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
+    let (mut found, mut seen) = (Vec::new(), HashSet::from([root]));
+    // Processes whose parent ends meanwhile become children of `root`, so its children are listed again in the end.
+    for _ in 0..2 {
+        let mut next = found.len();
+        let mut parent = read_if_there(root)?;
+        while let Some(process) = parent {
+            for pid in children(process)? {
+                if seen.insert(pid) {
+                    found.extend(read_if_there(pid)?.filter(|child| !left_out(*child)));
+                }
+            }
+            parent = found.get(next).copied();
+            next += 1;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the process ids of the children of `process`, which are listed for each of its threads; none if it has ended.
+fn children(process: Process) -> io::Result<Vec<pid_t>> {
+    let pid = process.pid;
+    let mut found = Vec::new();
+    let mut add = |thread| {
+        let list = if_there(fs::read_to_string(children_of(pid, thread)))?.unwrap_or_default();
+        found.extend(list.split_ascii_whitespace().filter_map(|child| child.parse::<pid_t>().ok()));
+        Ok::<(), io::Error>(())
+    };
+    if process.threads <= 1 {
+        add(pid)?;
+    } else {
+        for thread in if_there(fs::read_dir(format!("/proc/{pid}/task")))?.into_iter().flatten() {
+            let thread = thread.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok());
+            thread.map_or(Ok(()), &mut add)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the path of the kernel's list of the children of a thread of the process `pid`.
+pub(super) fn children_of(pid: pid_t, thread: pid_t) -> String {
+    format!("/proc/{pid}/task/{thread}/children")
+}
+
+/// Finds them by reading every process of the machine, where the kernel has no such lists.
+fn among_all(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
-    for process in all()? {
-        if !left_out(process) {
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(process) = read_if_there(pid)?.filter(|process| !left_out(*process)) {
             children.entry(process.parent).or_default().push(process);
         }
     }
@@ -127,25 +206,22 @@ pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Op
         found.extend(more);
         next += 1;
     }
-    Some(found)
+    Ok(found)
 }
 
-/// Returns every process that /proc shows; `None` if the list might be incomplete, because /proc cannot be read or no more files can be
-/// opened.
-fn all() -> Option<Vec<Process>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").ok()? {
-        let Some(pid) = entry.ok()?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        match fs::read(status_of(pid)) {
-            Ok(status) => found.extend(parse(pid, &status)),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
-                return None;
-            }
-            // The process has ended meanwhile.
-            Err(_) => {}
-        }
+/// Reads the process `pid` from /proc; `None` if it has ended. Fails if no descriptor or memory is left.
+fn read_if_there(pid: pid_t) -> io::Result<Option<Process>> {
+    let status = if_there(fs::read(status_of(pid)))?;
+    Ok(status.and_then(|status| parse(pid, &status)))
+}
+
+/// Returns `None` instead of the error if a process has ended, and so its files cannot be opened or read.
+fn if_there<T>(opened: io::Result<T>) -> io::Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if is_shortage(&error) => Err(error),
+        Err(_) => Ok(None),
     }
-    Some(found)
 }
 
 /// Reads the process `pid` from /proc.
@@ -191,6 +267,10 @@ fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -213,6 +293,31 @@ mod tests {
         assert!(found.iter().any(|process| process.pid == me));
         let none = descendants(parent, |process| process.pid == me).expect("/proc is there");
         assert!(!none.iter().any(|process| process.pid == me));
+    }
+
+    #[test]
+    fn both_ways_find_the_same_descendants() {
+        let tree = "sleep 600 & (sleep 600 & sleep 600 & echo ready; wait) & wait";
+        let mut shell = Command::new("sh").args(["-c", tree]).process_group(0).stdout(Stdio::piped()).spawn();
+        let shell = shell.as_mut().expect("a shell");
+        let mut ready = [0; 6];
+        shell.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it is ready");
+        let root = shell.id().cast_signed();
+        let pids = |found: io::Result<Vec<Process>>| {
+            let mut pids: Vec<pid_t> = found.expect("/proc is there").iter().map(|process| process.pid).collect();
+            pids.sort_unstable();
+            pids
+        };
+        // A program that is just being executed may still have another process's name, but not another parent.
+        let by_lists = pids(below(root, |_| false));
+        assert_eq!(by_lists.len(), 4);
+        assert_eq!(by_lists, pids(among_all(root, |_| false)));
+        let subshell = read(by_lists[1]).expect("it is there");
+        let is_left_out = |process: Process| process.pid == subshell.pid;
+        assert_eq!(pids(below(root, is_left_out)), pids(among_all(root, is_left_out)));
+        // SAFETY: a plain system call; our own child leads the group.
+        unsafe { libc::kill(-root, libc::SIGKILL) };
+        shell.wait().expect("our own child");
     }
 
     #[test]

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsString};
-use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
@@ -44,8 +43,6 @@ pub(super) struct Setup {
     pub(super) dies_with_parent: bool,
     /// It must not start at or after this moment.
     pub(super) not_after: Option<Moment>,
-    /// The descriptor to which it writes to enter its cgroup.
-    pub(super) cgroup: Option<RawFd>,
 }
 
 /// The variable with the run's fencing token.
@@ -171,10 +168,6 @@ extern "C" fn run(child: *mut c_void) -> c_int {
             if libc::getppid() != child.parent {
                 libc::_exit(127);
             }
-        }
-        if let Some(entrance) = child.setup.cgroup {
-            // If this fails, COMMAND's processes are killed one by one.
-            libc::write(entrance, c"0".as_ptr().cast(), 1);
         }
         if child.exec.ignore_child_signal {
             libc::signal(libc::SIGCHLD, libc::SIG_IGN);

@@ -11,8 +11,9 @@ use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Missed;
 
-/// The shortest and the longest pause between two rounds of KILL. A round may miss processes that are forked during it.
-const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
+/// The shortest and the longest pause between two rounds of KILL. Only when a killed process has died can those be killed that it leaves
+/// behind.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// Within these limits, a pause lasts this many times as long as the round before it: the killed processes need processor time to die,
 /// and lockrun and its guardian have priority over them.
@@ -62,8 +63,9 @@ pub trait Processes {
     /// Sends TERM to all processes.
     fn terminate(&self);
 
-    /// Sends KILL to all processes. May miss processes that are forked meanwhile: repeat it until none is left.
-    fn kill(&self);
+    /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to wait before that,
+    /// until the processes have died: not if more of them kept appearing.
+    fn kill(&self) -> bool;
 }
 
 /// The rules and their state: a machine whose inputs are the time and events.
@@ -187,10 +189,13 @@ impl<P: Processes> Supervisor<P> {
         }
     }
 
-    /// Sends a round of KILL, which begins at `now`. Returns when the next one is due, after a pause of `least` or more.
+    /// Sends a round of KILL, which begins at `now`. Returns when the next one is due: after a pause of `least` or more, or at once.
     fn kill(&self, now: Moment, least: Duration) -> Moment {
-        self.tree.kill();
+        let is_to_pause = self.tree.kill();
         let end = Moment::now();
+        if !is_to_pause {
+            return end;
+        }
         end + (end.since(now) * PAUSE_TO_ROUND).min(KILL_AGAIN.1).max(least)
     }
 
@@ -287,11 +292,6 @@ impl Supervisor {
     pub(super) fn reap(&mut self) -> Option<JobState> {
         self.tree.reap();
         self.tree.take_job_state_change()
-    }
-
-    /// Leaves the remaining processes alone.
-    pub(super) fn dismiss(&self) {
-        self.tree.dismiss();
     }
 }
 

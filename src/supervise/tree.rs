@@ -2,24 +2,45 @@
 //!
 //! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, even after setsid(2) or setpgid(2).
 //! So the tree is gone exactly when the parent has no child left, apart from [`preexisting`] ones.
+//!
+//! So, too, the tree is ended by killing the parent's own children again and again until there are none. That needs no search for the
+//! others, which would miss processes that live for less time than it takes. The kernel lists the children at once, however many
+//! other processes there are, and a child that is not reaped keeps its process id, so no other process can be hit.
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+use std::collections::HashSet;
 use std::ptr;
+use std::time::Duration;
 
 use libc::{c_int, pid_t};
 use nix::errno::Errno;
 use nix::sys::prctl;
 
-use super::cgroup::Cgroup;
 use super::ending;
 use super::preexisting::{Preexisting, own_group_id};
+use super::proc_access::ProcAccess;
 use super::process::{self, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
 use super::supervisor::Processes;
 use crate::lock::ending::Ending;
 use crate::sys::children;
+use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Missed};
+
+/// The longest time for which children are killed that keep appearing, before this process looks at its messages and signals again, and
+/// reaps the dead.
+const KILLING_MAX: Duration = Duration::from_millis(20);
+
+/// How long after the first KILL to search for processes below those that do not die.
+const SEARCH_AFTER: Duration = Duration::from_millis(20);
+
+/// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
+const PAUSE_TO_SEARCH: u32 = 3;
+
+/// The shortest pause between two such searches.
+const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 
 /// COMMAND's process tree.
 #[derive(Debug)]
@@ -44,10 +65,11 @@ pub struct Tree {
     gone: bool,
     /// The signals that arrived before COMMAND was started.
     missed: Missed,
-    /// COMMAND's own cgroup, if it was started in one.
-    cgroup: Option<Cgroup>,
     /// The descendants that this process had before. They are left alone.
     preexisting: Preexisting,
+    access: ProcAccess,
+    /// When to search for processes below those that do not die; `None` until the first KILL.
+    search_at: Cell<Option<Moment>>,
 }
 
 /// Whether COMMAND runs or is stopped.
@@ -62,18 +84,11 @@ pub enum JobState {
 
 impl Tree {
     /// Makes this process a child subreaper and starts COMMAND.
-    pub(super) fn start(exec: &mut Exec, setup: Setup, mut cgroup: Option<Cgroup>) -> Result<Self, spawn::Failure> {
+    pub(super) fn start(exec: &mut Exec, setup: Setup, access: ProcAccess) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let preexisting = Preexisting::note(setup.own_group);
+        let preexisting = access.with_spare(|| Preexisting::note(setup.own_group));
         let missed = Missed::until_now();
-        let started = exec.spawn(setup);
-        if let Some(cgroup) = &mut cgroup {
-            cgroup.close_entrance();
-            if started.is_err() {
-                cgroup.dissolve();
-            }
-        }
-        let command = started?;
+        let command = exec.spawn(setup)?;
         Ok(Tree {
             command,
             group: if setup.own_group { command } else { own_group_id() },
@@ -85,8 +100,9 @@ impl Tree {
             unreported: None,
             gone: false,
             missed,
-            cgroup,
             preexisting,
+            access,
+            search_at: Cell::new(None),
         })
     }
 
@@ -98,6 +114,7 @@ impl Tree {
         ended: Option<Ending>,
         own_group: bool,
         preexisting: Preexisting,
+        access: ProcAccess,
     ) -> Self {
         Tree {
             command,
@@ -110,8 +127,9 @@ impl Tree {
             unreported: None,
             gone: false,
             missed: Missed::default(),
-            cgroup: None,
             preexisting,
+            access,
+            search_at: Cell::new(None),
         }
     }
 
@@ -137,7 +155,7 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        self.send(signal, |process| process.group() == self.group || process.pid == self.command);
+        self.send(signal, |process| process::group(process.pid) == self.group || process.pid == self.command);
     }
 
     /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg` continues the whole
@@ -161,7 +179,18 @@ impl Tree {
             }
             return;
         }
-        let Some(found) = self.all() else {
+        let send_to_all = || {
+            let found = self.search()?;
+            let meant: Vec<_> = found.iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
+            for process in meant.iter().filter(|process| !group_has_it || process::group(process.pid) != self.group) {
+                process.signal(signal, &found);
+            }
+            for process in meant.iter().filter(|process| continues && process.is_stopped()) {
+                process.signal(libc::SIGCONT, &found);
+            }
+            Some(())
+        };
+        if self.access.with_spare(send_to_all).is_none() {
             // /proc cannot be read. Only COMMAND and its group are known.
             if !group_has_it {
                 self.signal_command(signal);
@@ -169,14 +198,6 @@ impl Tree {
             if continues && !self.signal_group(libc::SIGCONT) {
                 self.signal_command(libc::SIGCONT);
             }
-            return;
-        };
-        let meant: Vec<_> = found.iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
-        for process in meant.iter().filter(|process| !group_has_it || process.group() != self.group) {
-            process.signal(signal, &found);
-        }
-        for process in meant.iter().filter(|process| continues && process.is_stopped()) {
-            process.signal(libc::SIGCONT, &found);
         }
     }
 
@@ -197,8 +218,7 @@ impl Tree {
                 0 => {
                     // Preexisting children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
                     let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
-                    let is_all_dead = || self.all().is_some_and(|all| all.into_iter().all(Process::is_dead));
-                    self.gone = may_be_gone && !self.preexisting.is_empty() && is_all_dead();
+                    self.gone = may_be_gone && !self.preexisting.is_empty() && self.has_only_preexisting();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -224,13 +244,6 @@ impl Tree {
                     self.ended = ending(status);
                 }
             }
-        }
-    }
-
-    /// Moves the remaining processes out of COMMAND's cgroup, and otherwise leaves them alone.
-    pub(super) fn dismiss(&self) {
-        if let Some(cgroup) = &self.cgroup {
-            cgroup.dissolve();
         }
     }
 
@@ -264,19 +277,73 @@ impl Tree {
 
     /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<pid_t> {
-        let all = self.all().unwrap_or_default();
-        all.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
+        let found = self.access.with_spare(|| self.search()).unwrap_or_default();
+        found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
+    }
+
+    /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from others, until none is
+    /// new, for [`KILLING_MAX`] at most. Returns whether none was new in the end; `None` if the kernel does not list the children.
+    ///
+    /// Reaps none of them, so that all those ids stay theirs. It also keeps a limit on the user's processes (`ulimit -u`) used up, so that
+    /// processes that fork as fast as they can do not get ahead.
+    fn kill_children(&self) -> Option<bool> {
+        let until = Moment::now() + KILLING_MAX;
+        let mut known = HashSet::new();
+        loop {
+            let mut is_any_new = false;
+            let are_listed = self.access.each_child(|pid| {
+                if known.insert(pid) && self.may_be_commands(pid) {
+                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for a process of another
+                    // user's; such a one is not waited for here.
+                    is_any_new |= unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
+                }
+            });
+            if !are_listed {
+                return None;
+            }
+            if !is_any_new {
+                return Some(true);
+            }
+            if Moment::now() >= until {
+                return Some(false);
+            }
+        }
+    }
+
+    /// Sends KILL to the processes below those that do not die, or below the dying parent. To the children, too, if they were not killed.
+    fn kill_found(&self, are_children_killed: bool) {
+        let me = own_pid();
+        self.access.with_spare(|| {
+            let found = self.search().unwrap_or_default();
+            let is_left = |process: &&Process| !process.is_dead() && !(are_children_killed && process.parent == me);
+            for process in found.iter().filter(is_left) {
+                process.signal(libc::SIGKILL, &found);
+            }
+        });
+    }
+
+    /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's process group.
+    fn may_be_commands(&self, pid: pid_t) -> bool {
+        Some(pid) == self.dying_parent || !self.preexisting.includes(pid)
+    }
+
+    /// Returns whether this process has no living child but preexisting ones. Every living process of COMMAND is such a child, or below one.
+    fn has_only_preexisting(&self) -> bool {
+        let is_dead = |pid| process::read(pid).is_some_and(Process::is_dead);
+        let mut has_only = true;
+        let look_at = |pid| has_only = has_only && (!self.may_be_commands(pid) || is_dead(pid));
+        let are_listed = self.access.with_spare(|| self.access.each_child(look_at));
+        if are_listed {
+            return has_only;
+        }
+        self.access.with_spare(|| self.search()).is_some_and(|found| found.into_iter().all(Process::is_dead))
     }
 
     /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
-    fn all(&self) -> Option<Vec<Process>> {
+    fn search(&self) -> Option<Vec<Process>> {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
-        // A dying parent may still be in lockrun's process group.
-        let is_parent = |process: Process| Some(process.pid) == self.dying_parent;
-        process::descendants(me, |process| {
-            is_another_threads(process) || !is_parent(process) && self.preexisting.includes(process)
-        })
+        process::descendants(me, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
     }
 }
 
@@ -294,17 +361,29 @@ impl Processes for Tree {
         self.send(libc::SIGTERM, |_| true);
     }
 
-    fn kill(&self) {
+    fn kill(&self) -> bool {
+        let began = Moment::now();
+        // The whole group in one call, which no fork can outrun.
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
-        let found = self.all().unwrap_or_default();
-        for process in found.iter().filter(|process| !process.is_dead()) {
-            process.signal(libc::SIGKILL, &found);
+        // To recognise preexisting children, files of /proc are read.
+        let spares = !self.preexisting.is_empty();
+        let is_quiet = if spares { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
+        let (now, search_at) = (Moment::now(), self.search_at.get());
+        match is_quiet {
+            Some(false) => return false,
+            // The others become children when those die: there is nothing to search for, unless that takes long.
+            Some(true) if search_at.is_none_or(|at| now < at) => {}
+            listed => {
+                self.kill_found(listed.is_some());
+                let end = Moment::now();
+                self.search_at.set(Some(end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN)));
+            }
         }
-        // Last: the kernel may make this process wait for another one that is changing the cgroup tree.
-        if let Some(cgroup) = &self.cgroup {
-            cgroup.kill();
+        if search_at.is_none() {
+            self.search_at.set(Some(began + SEARCH_AFTER));
         }
+        true
     }
 }
 

@@ -29,6 +29,16 @@ pub fn has_ended(pid: pid_t) -> bool {
     ended_one_of(libc::P_PID, pid, 0).is_ok_and(|ended| ended.is_some())
 }
 
+/// Returns whether the child `pid` was killed for a forbidden system call. Waits for its end, but does not reap it.
+pub fn was_killed_by_filter(pid: pid_t) -> bool {
+    let ended = ended_of(libc::P_PID, pid, 0);
+    // SAFETY: the record is that of an ended child, or zeros.
+    let is_killed = |info: libc::siginfo_t| {
+        matches!(info.si_code, libc::CLD_KILLED | libc::CLD_DUMPED) && unsafe { info.si_status() } == libc::SIGSYS
+    };
+    ended.is_ok_and(is_killed)
+}
+
 /// Returns a child that has ended, if there is one. Does not reap it.
 pub fn ended_one() -> Option<pid_t> {
     ended_one_of(libc::P_ALL, 0, 0).ok().flatten()
@@ -42,13 +52,20 @@ pub fn reap(pid: pid_t) {
 
 /// Returns one of the selected children that has ended, if there is one. Fails with `ECHILD` if there is no such child.
 fn ended_one_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result<Option<pid_t>> {
+    let info = ended_of(kind, id, option | libc::WNOHANG)?;
+    // SAFETY: a valid record, or zeros, which are valid, too: they stand for no child.
+    let pid = unsafe { info.si_pid() };
+    Ok((pid != 0).then_some(pid))
+}
+
+/// Returns the record of such a child; with `WNOHANG`, zeros if none has ended.
+fn ended_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result<libc::siginfo_t> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | option;
+    let options = libc::WEXITED | libc::WNOWAIT | option;
     // SAFETY: plain system call that writes to `info` or leaves it as it is.
     Errno::result(unsafe { libc::waitid(kind, id.cast_unsigned(), info.as_mut_ptr(), options) })?;
-    // SAFETY: a valid record, or still zeros, which are valid, too: they stand for no child.
-    let pid = unsafe { info.assume_init().si_pid() };
-    Ok((pid != 0).then_some(pid))
+    // SAFETY: a valid record, or still zeros, which are valid, too.
+    Ok(unsafe { info.assume_init() })
 }
 
 /// The kernel reaps each child of this process that ends while this value exists.

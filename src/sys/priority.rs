@@ -11,13 +11,7 @@ use libc::c_int;
 /// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs: where all
 /// processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created later inherit the priority.
 pub fn raise() {
-    // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
-    let mut priority: c_int = 0;
-    // SAFETY: plain system calls on the calling thread; the first one writes one number.
-    let policy = unsafe {
-        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
-        c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)
-    };
+    let (policy, priority) = present();
     // Only root may clear this flag, with which children do not inherit the priority.
     let flag = policy & libc::SCHED_RESET_ON_FORK;
     let policy = match policy & !flag {
@@ -26,7 +20,29 @@ pub fn raise() {
         real_time @ (libc::SCHED_RR | libc::SCHED_FIFO) => real_time | flag,
         _ => libc::SCHED_RR | flag,
     };
-    let higher = priority + 1;
+    set(policy, priority + 1);
+}
+
+/// Sets the policy and the priority that the calling thread has already. A sandbox that kills a process for [`raise`] does so for this, too.
+pub fn keep() {
+    let (policy, priority) = present();
+    set(policy, priority);
+}
+
+/// Returns the policy of the calling thread, with its flag; -1 if it is unknown. Also returns its real-time priority.
+fn present() -> (c_int, c_int) {
+    // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
+    let mut priority: c_int = 0;
+    // SAFETY: plain system calls on the calling thread; the first one writes one number.
+    let policy = unsafe {
+        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
+        c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)
+    };
+    (policy, priority)
+}
+
+/// Sets both, if that is permitted.
+fn set(policy: c_int, priority: c_int) {
     // SAFETY: a plain system call on the calling thread that reads one number.
-    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const higher) };
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
 }

@@ -25,9 +25,9 @@ pub use oversight::{Oversight, Stage};
 #[cfg(test)]
 pub use watchdog::fires_at;
 
-use super::cgroup::{Cgroup, ParentCgroup};
 use super::entry;
 use super::exit;
+use super::proc_access::ProcAccess;
 use super::process;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, StopReason, Supervisor};
@@ -99,8 +99,6 @@ pub(super) struct Guard {
     renewer: (RenewerChannel, RenewerChannel),
     /// Present until COMMAND has ended.
     watchdog: Option<Watchdog>,
-    /// Where COMMAND's cgroup may be created. Taken when COMMAND starts.
-    parent_cgroup: Option<ParentCgroup>,
     /// Whether COMMAND is being ended.
     is_ending_command: Arc<AtomicBool>,
 }
@@ -115,7 +113,6 @@ impl Guard {
             alarm: Alarm::new().map_err(Failure::Preparing)?,
             renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
             watchdog: Some(watchdog.map_err(Failure::NoTimer)?),
-            parent_cgroup: ParentCgroup::find(),
             is_ending_command: Arc::default(),
         })
     }
@@ -126,6 +123,7 @@ impl Guard {
         mut exec: Exec,
         launch: &Launch,
         deadline: Option<Deadline>,
+        access: ProcAccess,
     ) -> Result<Running, Failure> {
         let lockrun = &self.lockrun;
         if lockrun.is_dead() {
@@ -140,15 +138,12 @@ impl Guard {
         }
         // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND's processes.
         lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::LeasedUntil));
-        let parent_cgroup = self.parent_cgroup.take();
-        let cgroup = parent_cgroup.as_ref().and_then(ParentCgroup::create);
         let setup = Setup {
             own_group: !self.has_terminal,
             dies_with_parent: true,
             not_after: deadline.map(|deadline| deadline.term_at),
-            cgroup: cgroup.as_ref().and_then(Cgroup::entrance),
         };
-        let started = Tree::start(&mut exec, setup, cgroup);
+        let started = Tree::start(&mut exec, setup, access);
         // Wakes lockrun, which may have deferred a request to stop meanwhile.
         let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
         leave_group(self.has_terminal);
@@ -157,7 +152,7 @@ impl Guard {
         unsafe { libc::sched_yield() };
         lockrun.link.send_now(GuardianMessage::Started { command: tree.command(), at: Moment::now() });
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
-        Ok(Running { supervisor, has_terminal: self.has_terminal, guard: Some(self) })
+        Ok(Running { supervisor, has_terminal: self.has_terminal, alarm: None, guard: Some(self) })
     }
 
     /// Moves the moment at which the timer or lockrun kills this process.
@@ -236,7 +231,6 @@ impl Guard {
             };
         };
         self.watchdog = None;
-        supervisor.dismiss();
         self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
     }

@@ -85,7 +85,12 @@ impl Watchdog {
     /// timers, is reached, and with another error where the system has no such timer or a sandbox forbids it.
     pub(super) fn prepare(wake: Arc<WakePipe>, ends_with_lease: bool) -> nix::Result<Self> {
         let kill = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 });
-        let timer = ends_with_lease.then(|| Timer::new(ClockId::CLOCK_BOOTTIME, kill)).transpose()?;
+        let mut timer = ends_with_lease.then(|| Timer::new(ClockId::CLOCK_BOOTTIME, kill)).transpose()?;
+        if let Some(timer) = &mut timer {
+            // Disarmed, as it is. A sandbox that forbids to set it must show before the lock is requested.
+            let never = Expiration::OneShot(TimeSpec::from(Duration::ZERO));
+            timer.set(never, TimerSetTimeFlags::empty())?;
+        }
         Ok(Watchdog { wake, timer })
     }
 

@@ -30,7 +30,9 @@ use crate::lock::milestones::Milestones;
 use crate::supervise::direct::watch;
 use crate::supervise::job::JobControl;
 use crate::supervise::preexisting::Preexisting;
+use crate::supervise::proc_access::ProcAccess;
 use crate::supervise::process::{self, Process};
+use crate::supervise::rehearsal;
 use crate::supervise::supervisor::{Finished, StopReason, Supervisor};
 use crate::supervise::terminal;
 use crate::supervise::tree::{Child, Tree};
@@ -64,6 +66,7 @@ pub struct Parent {
     /// The signals that arrived before the guardian was forked.
     missed: Missed,
     preexisting: Preexisting,
+    access: ProcAccess,
     oversight: Oversight,
 }
 
@@ -73,7 +76,12 @@ pub enum GuardianEnd {
     /// It has done all its work, and lockrun must end in this way.
     Completed(Ending),
     /// It was killed before COMMAND could start, or after COMMAND could not be started.
-    NotStarted(Milestones),
+    NotStarted {
+        /// How far the run has come.
+        milestones: Milestones,
+        /// Whether a filter of system calls killed it.
+        by_filter: bool,
+    },
     /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except stuck ones.
     TakenOver(Finished, Milestones),
     /// It was killed after it reported how COMMAND ended, and perhaps before it released the lock.
@@ -85,7 +93,12 @@ pub fn fork() -> nix::Result<ForkSide> {
     let (ours, theirs) = Link::pair()?;
     let wake = WakePipe::new()?;
     let has_terminal = terminal::is_controlling();
+    if has_terminal {
+        rehearsal::call_setsid();
+    }
     let preexisting = Preexisting::note(!has_terminal);
+    // Before the lock is requested: when lockrun has to take over, no descriptor may be left.
+    let access = ProcAccess::open(true)?;
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
@@ -104,6 +117,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         has_terminal,
         missed,
         preexisting,
+        access,
         oversight: Oversight::new(),
     }))
 }
@@ -144,7 +158,12 @@ impl Parent {
                     Ok(None) | Err(_) => {
                         let milestones = self.oversight.milestones();
                         return match self.oversight.stage() {
-                            Stage::Waiting => Ok(GuardianEnd::NotStarted(milestones)),
+                            Stage::Waiting => {
+                                // It is dying, or of no use any more.
+                                self.guardian.signal(libc::SIGKILL);
+                                let by_filter = children::was_killed_by_filter(self.guardian.0);
+                                Ok(GuardianEnd::NotStarted { milestones, by_filter })
+                            }
                             Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
                             Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => {
                                 self.take_over(signals)
@@ -215,10 +234,10 @@ impl Parent {
             Stage::AwaitingDescendants { command, ended } => (command, Some(ended)),
             _ => (0, None),
         };
-        let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.preexisting);
+        let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.preexisting, self.access);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
-        let finished = watch(&mut supervisor, false, signals, &|_| ())?;
+        let finished = watch(&mut supervisor, false, signals, &|_| (), None)?;
         Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.oversight.milestones()))
     }
 }

@@ -19,7 +19,9 @@ impl Processes for Unkillable {
 
     fn terminate(&self) {}
 
-    fn kill(&self) {}
+    fn kill(&self) -> bool {
+        true
+    }
 }
 
 fn at(seconds: u64) -> Moment {

@@ -1,16 +1,18 @@
 //! A machine or a shell with tight limits: few descriptors, few processes.
 
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::lockrun::program_for_all;
 use crate::support::processes::{a_user_without_processes, is_traced, need_root, send};
 use crate::support::store::{on_every_lease_store, on_every_store};
-use crate::support::{LONG, Lockrun, Store, eventually, stays_true_for};
+use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
 // "125: lockrun itself failed": with too few descriptors for its own work, it leaves neither an unsupervised command nor a lock behind, and
 // does not crash.
@@ -34,6 +36,89 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     }
     assert_eq!(statuses.last(), Some(&Some(124)), "{statuses:?}");
 });
+
+/// Processes in sessions of their own: one records TERM in the file `$1.term` and ends, the other one ignores it. `$1.up` says that they are
+/// there. A shell needs more descriptors than lockrun, and may have them.
+const FAR: &str = "ulimit -n 64
+setsid sh -c 'trap \"echo term >>$1.term; exit\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 &
+setsid sh -c 'trap \"\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 &
+until [ \"$(wc -l <$1.up)\" = 2 ]; do sleep 0.01; done 2>/dev/null
+echo ran
+";
+
+/// Runs a command that begins with [`FAR`] with each limit on descriptors, and checks that the run is refused or `works`. At some limit it
+/// must work.
+#[track_caller]
+fn is_refused_or_works(store: &Store, options: &[&str], script: &str, works: impl Fn(&mut Running, &Path)) {
+    let mut refused = Vec::new();
+    for limit in 3..=20 {
+        let directory = TempDir::new().expect("a temporary directory");
+        let file = directory.path().join("far");
+        let key = format!("far-{limit}");
+        let words = ["sh", "-c", &format!("{FAR}{script}"), "sh", file.to_str().expect("a plain path")];
+        let call = Lockrun::new(store).key(&key).args(["--ttl", "60s", "--kill-after", "300ms"]).args(options);
+        let limits = vec![(Resource::RLIMIT_NOFILE, limit, 1000)];
+        let mut run = call.command(words).birth(Birth { limits, ..Birth::default() }).spawn();
+        if run.comes_to(|run| run.has_line("ran")) {
+            works(&mut run, &file);
+            assert_eq!(run.processes(), Vec::<i32>::new(), "left behind with {limit}");
+        } else {
+            let output = run.wait();
+            let is_refusal = matches!(output.status, Some(69 | 125 | 126)) && output.stderr().starts_with("lockrun: ");
+            assert!(is_refusal, "limit {limit}: {output}");
+            refused.push(limit);
+        }
+        assert!(is_free(store, &key), "the lock is left with {limit}");
+    }
+    assert!(!refused.contains(&20), "{refused:?}");
+}
+
+/// Returns whether the process that records TERM has done so.
+fn has_term(file: &Path) -> bool {
+    file.with_extension("term").exists()
+}
+
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": with few descriptors a run is refused, or its command is ended like any other.
+on_every_store!(a_limit_holds_with_few_descriptors, |store| {
+    is_refused_or_works(store, &["--max-runtime", "1s"], "sleep 600", |run, file| {
+        eventually(LONG, "the run has ended", || run.has_ended());
+        run.end().exited(124);
+        assert!(has_term(file), "TERM comes first");
+    });
+});
+
+// "`--descendants`: hold the lock until the last has gone, or end them first": the same.
+on_every_store!(descendants_are_ended_with_few_descriptors, |store| {
+    is_refused_or_works(store, &["--descendants", "kill"], "exit 3", |run, file| {
+        eventually(LONG, "the run has ended", || run.has_ended());
+        run.end().exited(3);
+        assert!(has_term(file), "TERM comes first");
+    });
+});
+
+#[test]
+fn descendants_are_awaited_with_few_descriptors() {
+    let store = Store::file();
+    let script =
+        "(setsid sh -c 'sleep 0.3; echo end >>$1.end' sh $1 &); kill -TERM $(jobs -p); kill -KILL $(jobs -p); exit 3";
+    is_refused_or_works(&store, &["--descendants", "wait"], script, |run, file| {
+        eventually(LONG, "the run has ended", || run.has_ended());
+        run.end().exited(3);
+        assert!(file.with_extension("end").exists(), "the last has gone");
+    });
+}
+
+// "INT, TERM, HUP … are for all of COMMAND's processes": the same.
+#[test]
+fn signals_reach_all_with_few_descriptors() {
+    let store = Store::file();
+    is_refused_or_works(&store, &[], "trap 'kill -KILL %2; exit 5' TERM; while :; do sleep 0.02; done", |run, file| {
+        run.signal(Signal::SIGTERM);
+        eventually(LONG, "the run has ended", || run.has_ended());
+        run.end().exited(5);
+        eventually(LONG, "TERM has come", || has_term(file) && run.processes().is_empty());
+    });
+}
 
 // "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken to be dead. Here
 // a shell with a child executes lockrun, which then has to look in /proc to find COMMAND's processes.

@@ -19,6 +19,8 @@ mod orphaned;
 mod outliving;
 mod preexisting;
 mod priority;
+mod sandboxed;
+mod short_lived;
 mod signals;
 mod stalled;
 mod suspended;

@@ -36,17 +36,19 @@ pub(crate) struct Birth {
     pub(crate) closed: Vec<i32>,
     /// System calls that fail with this error, for the process and everything that it starts, as on an older kernel or in a sandbox.
     pub(crate) refused: Vec<(i64, Errno)>,
+    /// System calls that kill the process that makes them, and everything that it starts likewise.
+    pub(crate) fatal: Vec<i64>,
 }
 
 impl Birth {
     /// Makes `command` start in this state.
     pub(crate) fn prepare(self, command: &mut Command) {
-        let filter = filter(&self.refused);
+        let filter = filter(&self.refused, &self.fatal);
         // SAFETY: between fork and exec the closure only makes system calls, on values that it owns: no allocation, no lock.
         unsafe {
             command.pre_exec(move || {
                 self.enter()?;
-                if self.refused.is_empty() { Ok(()) } else { install(&filter) }
+                if self.refused.is_empty() && self.fatal.is_empty() { Ok(()) } else { install(&filter) }
             });
         }
     }
@@ -116,8 +118,8 @@ fn give_up_terminal() {
     }
 }
 
-/// Returns a program for seccomp(2) that refuses these system calls and allows all others.
-fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
+/// Returns a program for seccomp(2) that refuses the one system calls, kills for the others, and allows all others.
+fn filter(refused: &[(i64, Errno)], fatal: &[i64]) -> Vec<libc::sock_filter> {
     let step = |code: u32, k: u32, jf: u8| libc::sock_filter {
         code: u16::try_from(code).expect("they are small"),
         jt: 0,
@@ -127,11 +129,13 @@ fn filter(refused: &[(i64, Errno)]) -> Vec<libc::sock_filter> {
     let answer = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0);
     // The number of the call is the first word of the program's input.
     let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
-    for &(number, error) in refused {
+    let refused = refused.iter().map(|&(number, error)| (number, libc::SECCOMP_RET_ERRNO | error as u32));
+    let fatal = fatal.iter().map(|&number| (number, libc::SECCOMP_RET_KILL_PROCESS));
+    for (number, verdict) in refused.chain(fatal) {
         let number = u32::try_from(number).expect("the number of a system call");
         // Any other number skips the answer.
         filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 1));
-        filter.push(answer(libc::SECCOMP_RET_ERRNO | error as u32));
+        filter.push(answer(verdict));
     }
     filter.push(answer(libc::SECCOMP_RET_ALLOW));
     filter

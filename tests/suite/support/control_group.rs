@@ -34,10 +34,6 @@ impl ControlGroup {
         Self::make(name).unwrap_or_else(|why| panic!("this test needs a control group: {why}"))
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// Returns a shell script that executes its arguments in this group.
     pub(crate) fn entering(&self) -> String {
         format!("echo 0 >'{}/cgroup.procs' && exec \"$@\"", self.0.display())
