@@ -39,6 +39,9 @@ const SEARCH_AFTER: Duration = Duration::from_millis(20);
 /// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
 const PAUSE_TO_SEARCH: u32 = 3;
 
+/// How long after the first KILL dead children are reaped at the latest, although others do not die; and how many may wait for that.
+const REAP_AFTER: (Duration, usize) = (Duration::from_secs(5), 4096);
+
 /// The shortest pause between two such searches.
 const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 
@@ -68,8 +71,31 @@ pub struct Tree {
     /// The descendants that this process had before. They are left alone.
     preexisting: Preexisting,
     access: ProcAccess,
-    /// When to search for processes below those that do not die; `None` until the first KILL.
-    search_at: Cell<Option<Moment>>,
+    killing: Cell<Option<Killing>>,
+}
+
+/// The state of the killing, from the first KILL on.
+#[derive(Clone, Copy, Debug)]
+struct Killing {
+    /// When to search for processes below those that do not die.
+    search_at: Moment,
+    /// Until then, dead children are not reaped while others live.
+    reaps_at: Moment,
+    /// Whether to reap now.
+    may_reap: bool,
+}
+
+/// What is found in a round of KILL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Children {
+    /// New ones kept appearing.
+    Appearing,
+    /// All of them are dead, so only they themselves are left to be reaped.
+    Dead,
+    /// All have got KILL, and some are not dead yet.
+    Dying,
+    /// The kernel does not list them.
+    Unknown,
 }
 
 /// Whether COMMAND runs or is stopped.
@@ -102,7 +128,7 @@ impl Tree {
             missed,
             preexisting,
             access,
-            search_at: Cell::new(None),
+            killing: Cell::new(None),
         })
     }
 
@@ -129,7 +155,7 @@ impl Tree {
             missed: Missed::default(),
             preexisting,
             access,
-            search_at: Cell::new(None),
+            killing: Cell::new(None),
         }
     }
 
@@ -201,7 +227,7 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
+    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
     /// has changed its state.
     ///
     /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and inherits all
@@ -209,6 +235,9 @@ impl Tree {
     /// count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
+        if self.killing.get().is_some_and(|killing| !killing.may_reap) {
+            return heard;
+        }
         loop {
             let mut status = 0;
             let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
@@ -282,31 +311,32 @@ impl Tree {
     }
 
     /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from others, until none is
-    /// new, for [`KILLING_MAX`] at most. Returns whether none was new in the end; `None` if the kernel does not list the children.
+    /// new, for [`KILLING_MAX`] at most. Also returns how many there are.
     ///
-    /// Reaps none of them, so that all those ids stay theirs. It also keeps a limit on the user's processes (`ulimit -u`) used up, so that
-    /// processes that fork as fast as they can do not get ahead.
-    fn kill_children(&self) -> Option<bool> {
+    /// None of them is reaped before all are dead, so their ids stay theirs. It also keeps a limit on the user's processes (`ulimit -u`) used
+    /// up: what forks as fast as it can comes to an end.
+    fn kill_children(&self) -> (Children, usize) {
         let until = Moment::now() + KILLING_MAX;
         let mut known = HashSet::new();
         loop {
-            let mut is_any_new = false;
+            let (mut is_any_new, mut are_dead) = (false, true);
             let are_listed = self.access.each_child(|pid| {
-                if known.insert(pid) && self.may_be_commands(pid) {
-                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for a process of another
-                    // user's; such a one is not waited for here.
-                    is_any_new |= unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
+                let is_new = known.insert(pid);
+                if !self.may_be_commands(pid) || children::has_ended(pid) {
+                    return;
                 }
+                are_dead = false;
+                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for another user's process.
+                is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
             });
-            if !are_listed {
-                return None;
-            }
-            if !is_any_new {
-                return Some(true);
-            }
-            if Moment::now() >= until {
-                return Some(false);
-            }
+            let found = match (are_listed, are_dead, is_any_new) {
+                (false, ..) => Children::Unknown,
+                (true, true, _) => Children::Dead,
+                (true, false, false) => Children::Dying,
+                (true, false, true) if Moment::now() >= until => Children::Appearing,
+                (true, false, true) => continue,
+            };
+            return (found, known.len());
         }
     }
 
@@ -362,28 +392,27 @@ impl Processes for Tree {
     }
 
     fn kill(&self) -> bool {
-        let began = Moment::now();
+        let now = Moment::now();
+        let first = Killing { search_at: now + SEARCH_AFTER, reaps_at: now + REAP_AFTER.0, may_reap: false };
+        let mut killing = self.killing.get().unwrap_or(first);
         // The whole group in one call, which no fork can outrun.
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
         // To recognise preexisting children, files of /proc are read.
         let spares = !self.preexisting.is_empty();
-        let is_quiet = if spares { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
-        let (now, search_at) = (Moment::now(), self.search_at.get());
-        match is_quiet {
-            Some(false) => return false,
-            // The others become children when those die: there is nothing to search for, unless that takes long.
-            Some(true) if search_at.is_none_or(|at| now < at) => {}
-            listed => {
-                self.kill_found(listed.is_some());
-                let end = Moment::now();
-                self.search_at.set(Some(end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN)));
-            }
+        let (found, count) =
+            if spares { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
+        // The others become children when those die: there is nothing to search for, unless that takes long.
+        let now = Moment::now();
+        if found == Children::Unknown || found == Children::Dying && now >= killing.search_at {
+            self.kill_found(found == Children::Dying);
+            let end = Moment::now();
+            killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
-        if search_at.is_none() {
-            self.search_at.set(Some(began + SEARCH_AFTER));
-        }
-        true
+        let is_over = matches!(found, Children::Dead | Children::Unknown);
+        killing.may_reap = is_over || now >= killing.reaps_at || count > REAP_AFTER.1;
+        self.killing.set(Some(killing));
+        matches!(found, Children::Dying | Children::Unknown)
     }
 }
 

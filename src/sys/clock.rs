@@ -64,10 +64,12 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// Returns an alarm that is not set. Fails if the process has no descriptor left.
+    /// Returns an alarm that is not set. Fails if the process has no descriptor left, or may not set it.
     pub fn new() -> nix::Result<Self> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(TimerClock::CLOCK_BOOTTIME, flags)?;
+        // It is off already. A sandbox that forbids to set it must show here, not when COMMAND has to be ended.
+        timer.unset()?;
         Ok(Alarm { timer, set_for: None })
     }
 

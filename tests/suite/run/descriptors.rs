@@ -40,8 +40,8 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
 /// Processes in sessions of their own: one records TERM in the file `$1.term` and ends, the other one ignores it. `$1.up` says that they are
 /// there. A shell needs more descriptors than lockrun, and may have them.
 const FAR: &str = "ulimit -n 64
-setsid sh -c 'trap \"echo term >>$1.term; exit\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 &
-setsid sh -c 'trap \"\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 &
+setsid sh -c 'trap \"echo term >>$1.term; exit\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 & records=$!
+setsid sh -c 'trap \"\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 & ignores=$!
 until [ \"$(wc -l <$1.up)\" = 2 ]; do sleep 0.01; done 2>/dev/null
 echo ran
 ";
@@ -99,8 +99,7 @@ on_every_store!(descendants_are_ended_with_few_descriptors, |store| {
 #[test]
 fn descendants_are_awaited_with_few_descriptors() {
     let store = Store::file();
-    let script =
-        "(setsid sh -c 'sleep 0.3; echo end >>$1.end' sh $1 &); kill -TERM $(jobs -p); kill -KILL $(jobs -p); exit 3";
+    let script = "(setsid sh -c 'sleep 0.3; echo end >>$1.end' sh $1 &); kill -KILL $records $ignores; exit 3";
     is_refused_or_works(&store, &["--descendants", "wait"], script, |run, file| {
         eventually(LONG, "the run has ended", || run.has_ended());
         run.end().exited(3);
@@ -112,12 +111,17 @@ fn descendants_are_awaited_with_few_descriptors() {
 #[test]
 fn signals_reach_all_with_few_descriptors() {
     let store = Store::file();
-    is_refused_or_works(&store, &[], "trap 'kill -KILL %2; exit 5' TERM; while :; do sleep 0.02; done", |run, file| {
-        run.signal(Signal::SIGTERM);
-        eventually(LONG, "the run has ended", || run.has_ended());
-        run.end().exited(5);
-        eventually(LONG, "TERM has come", || has_term(file) && run.processes().is_empty());
-    });
+    is_refused_or_works(
+        &store,
+        &[],
+        "trap 'kill -KILL $ignores; exit 5' TERM; while :; do sleep 0.02; done",
+        |run, file| {
+            run.signal(Signal::SIGTERM);
+            eventually(LONG, "the run has ended", || run.has_ended());
+            run.end().exited(5);
+            eventually(LONG, "TERM has come", || has_term(file) && run.processes().is_empty());
+        },
+    );
 }
 
 // "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken to be dead. Here
