@@ -9,7 +9,6 @@ mod replay;
 use crate::commands::status;
 use crate::config;
 use crate::store;
-use crate::supervise::guardian;
 use crate::text;
 
 /// A fuzz target.
@@ -30,7 +29,7 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "url", run: store::fuzz::url },
     Target { name: "duration", run: text::fuzz::duration },
     Target { name: "words", run: text::fuzz::words },
@@ -44,7 +43,6 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "etcd", run: store::fuzz::etcd },
     Target { name: "pgpass", run: store::fuzz::pgpass },
     Target { name: "status", run: status::fuzz::status },
-    Target { name: "guardian", run: guardian::fuzz::messages },
 ];
 
 /// A password that no input contains by chance, and no message may contain.

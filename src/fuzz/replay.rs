@@ -91,7 +91,7 @@ macro_rules! no_input_breaks {
 }
 
 no_input_breaks! {
-    url duration words config variables record resp redis failover postgres etcd pgpass status guardian
+    url duration words config variables record resp redis failover postgres etcd pgpass status
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What the events of a run need of its past.
 
+use serde::{Deserialize, Serialize};
+
 use crate::sys::clock::Moment;
 
 /// How far a run has come, as far as it is known.
@@ -12,7 +14,7 @@ pub struct Milestones {
 }
 
 /// An acquisition of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acquisition {
     /// When the lock was acquired.
     pub at: Moment,

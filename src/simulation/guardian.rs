@@ -120,12 +120,15 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
     let mut world = port.world();
     world.runs[run].is_wake_set = true;
     world.set_watchdog(run, deadline);
-    world.runs[run].link.push_back(GuardianMessage::LeasedUntil(deadline));
     drop(world);
+    port.step();
+    port.world().runs[run].link.push_back(GuardianMessage::Granted);
     port.step();
     // The process that becomes the command checks the clock again.
     if Moment::now() >= deadline.term_at {
         port.world().send_to_lockrun(run, GuardianMessage::NotStarted);
+        port.step();
+        port.world().unset_watchdog(run);
         return None;
     }
     port.world().start_command(run);
@@ -146,26 +149,20 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
 /// Watches the command until it is over.
 fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
     let port = Port::current();
-    let allow_until = |deadline: Deadline| {
-        let mut world = port.world();
-        world.set_watchdog(run, deadline);
-        world.send_to_lockrun(run, GuardianMessage::LeasedUntil(deadline));
-    };
+    let allow_until = |deadline: Deadline| port.world().set_watchdog(run, deadline);
     let mut orphaned = false;
     let finished = loop {
         if std::mem::take(&mut port.world().runs[run].guardian.has_term) {
             port.world().terminate_command(run);
         }
-        loop {
-            let message = port.world().runs[run].renewals.pop_front();
-            match message {
-                Some(Some(deadline)) => {
-                    supervisor.renewed(deadline);
-                    allow_until(deadline);
-                }
-                Some(None) => supervisor.end(StopReason::Lost, Moment::now()),
-                None => break,
+        let report = port.world().runs[run].report.take();
+        match report {
+            Some(Some(deadline)) => {
+                supervisor.renewed(deadline);
+                allow_until(deadline);
             }
+            Some(None) => supervisor.end(StopReason::Lost, Moment::now()),
+            None => {}
         }
         if !orphaned && !port.world().runs[run].lockrun.is_alive {
             orphaned = true;
@@ -181,9 +178,10 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
     };
     let mut world = port.world();
     world.command_is_over(run, finished);
-    let its = &mut world.runs[run];
-    (its.watchdog_at, its.is_wake_set) = (None, false);
-    its.link.push_back(GuardianMessage::Finished(finished));
+    world.runs[run].link.push_back(GuardianMessage::Finished(finished));
+    drop(world);
+    port.step();
+    port.world().unset_watchdog(run);
     finished
 }
 
@@ -219,7 +217,7 @@ fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, grante
 
 fn report(run: RunId, renewal: Option<Deadline>) {
     let port = Port::current();
-    port.world().runs[run].renewals.push_back(renewal);
+    port.world().runs[run].report = Some(renewal);
     port.world().notify_process(run, Side::Guardian);
 }
 

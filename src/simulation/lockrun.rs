@@ -29,13 +29,14 @@ fn oversee(run: RunId) {
             let mut world = port.world();
             world.runs[run].guardian.has_term = true;
             world.notify_process(run, Side::Guardian);
-            if oversight.takes_over_at().is_none() {
+            if !world.runs[run].takes_over_at.is_some_and(|at| world.local_now(port.me()) < at) {
                 world.continue_process(run, Side::Guardian);
             }
         }
-        // In this order: if the guardian has ended, all its messages are there.
+        // In this order: if the guardian has ended or is late, all its messages from before are there.
         let has_ended = !port.world().runs[run].guardian.is_alive;
-        let now = Moment::now();
+        let takes_over_at = port.world().runs[run].takes_over_at;
+        let is_late = takes_over_at.is_some_and(|at| Moment::now() >= at);
         loop {
             let message = port.world().runs[run].link.pop_front();
             match message {
@@ -45,11 +46,10 @@ fn oversee(run: RunId) {
                 None => return after(run, &oversight),
             }
         }
-        let takes_over_at = oversight.takes_over_at();
-        if takes_over_at.is_some_and(|at| now >= at) {
-            return take_over(run, &oversight);
+        if is_late && oversight.stage().command_may_live() {
+            return take_over(run);
         }
-        port.wait(takes_over_at);
+        port.wait(takes_over_at.filter(|_| !is_late));
     }
 }
 
@@ -68,14 +68,14 @@ fn after(run: RunId, oversight: &Oversight) {
                 release(&mut store, run, &plan, release_after(&plan, finished));
             }
         }
-        Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => take_over(run, oversight),
+        Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => take_over(run),
     }
 }
 
 /// Kills the guardian, if it is alive, and all of the command's processes.
-fn take_over(run: RunId, oversight: &Oversight) {
+fn take_over(run: RunId) {
     let (port, now) = (Port::current(), Moment::now());
-    let is_late = oversight.takes_over_at().is_some_and(|at| now >= at);
+    let is_late = port.world().runs[run].takes_over_at.is_some_and(|at| now >= at);
     port.world().say(run, "lockrun takes over");
     port.world().kill(run, Side::Guardian);
     let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };

@@ -11,6 +11,7 @@ use crate::lock::claim::Claim;
 use crate::lock::lease::{Deadline, Terms};
 use crate::supervise::Descendants;
 use crate::supervise::guardian::GuardianMessage;
+use crate::sys::clock::Moment;
 
 /// The number of a run.
 pub type RunId = usize;
@@ -68,13 +69,15 @@ pub struct Run {
     pub guardian: Process,
     /// Messages from the guardian to lockrun.
     pub link: VecDeque<GuardianMessage>,
-    /// Messages from the renewer to the guardian: a new deadline, or `None` if the lease is lost.
-    pub renewals: VecDeque<Option<Deadline>>,
+    /// The renewer's latest report to the guardian, until that reads it: a new deadline, or `None` if the lease is lost.
+    pub report: Option<Option<Deadline>>,
     pub command: Command,
     /// The fence of its grant, once it has one.
     pub fence: Option<u64>,
     /// When the kernel's timer kills the guardian, if it is set.
     pub watchdog_at: Option<Nanos>,
+    /// When lockrun's alarm rings, if it is set. It outlives the guardian.
+    pub takes_over_at: Option<Moment>,
     /// Whether the kernel continues lockrun when the guardian dies.
     pub is_wake_set: bool,
     /// The actor that uses the shared store at the moment.

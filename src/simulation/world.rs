@@ -243,10 +243,11 @@ impl World {
             lockrun: Process::new(),
             guardian: Process::new(),
             link: VecDeque::new(),
-            renewals: VecDeque::new(),
+            report: None,
             command: Command::default(),
             fence: None,
             watchdog_at: None,
+            takes_over_at: None,
             is_wake_set: false,
             store_user: None,
             undisturbed_since: 0,
@@ -403,11 +404,20 @@ impl World {
         self.notify_process(run, Side::Lockrun);
     }
 
-    /// Sets the kernel's timer that kills the guardian.
+    /// Sets the kernel's timer that kills the guardian, and lockrun's alarm.
     pub fn set_watchdog(&mut self, run: RunId, deadline: Deadline) {
         let at = self.hosts[self.runs[run].host].global(fires_at(deadline));
         self.runs[run].watchdog_at = Some(at);
+        self.runs[run].takes_over_at = Some(fires_at(deadline));
         self.schedule(at, Event::Watchdog { run, set_for: at });
+        // It waits for the alarm, whenever that rings.
+        self.notify_process(run, Side::Lockrun);
+    }
+
+    /// Disarms both, and what continues lockrun when the guardian dies.
+    pub fn unset_watchdog(&mut self, run: RunId) {
+        let its = &mut self.runs[run];
+        (its.watchdog_at, its.takes_over_at, its.is_wake_set) = (None, None, false);
     }
 
     /// Returns the next message in a store's mailbox.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use libc::c_int;
+use serde::{Deserialize, Serialize};
 
 use super::tree::{JobState, Tree};
 use super::{Descendants, Launch};
@@ -27,7 +28,7 @@ const KILL_STUCK_AGAIN: Duration = Duration::from_secs(1);
 const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// The lease was lost, or expired.
     Lost,
@@ -42,7 +43,7 @@ pub enum StopReason {
 }
 
 /// How COMMAND and its processes ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
     /// How COMMAND's own process ended; `None` if it could not be killed, or another process reaped it.
     pub command: Option<Ending>,

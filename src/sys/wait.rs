@@ -36,7 +36,7 @@ pub trait WaitObserver: Send {
         false
     }
 
-    /// Returns a descriptor that becomes readable when the wait has become pointless.
+    /// Returns a descriptor on which poll(2) reports something once the wait has become pointless, even if it is only an error.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -5,8 +5,7 @@
 pub mod watched_by_lockrun;
 
 mod backchannel;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
+mod control;
 mod oversight;
 mod watchdog;
 
@@ -14,7 +13,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::pid_t;
 use nix::poll::{PollTimeout, poll};
@@ -41,7 +39,9 @@ use crate::sys::priority;
 use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 pub use backchannel::GuardianMessage;
-use backchannel::{Link, RenewerChannel, RenewerMessage};
+use backchannel::Sender;
+pub use control::Control;
+use control::Report;
 use watchdog::{WakePipe, Watchdog};
 
 /// The guardian's own state.
@@ -49,43 +49,47 @@ pub struct Guardian {
     lockrun: Lockrun,
     has_terminal: bool,
     wake: Arc<WakePipe>,
+    takeover: Arc<Alarm>,
 }
 
 /// The guardian's view of lockrun.
 #[derive(Clone)]
 struct Lockrun {
     pid: pid_t,
-    link: Link,
-    /// Its stat file in /proc, kept open so that reading it takes little time while waiters wait.
-    stat: Option<Arc<File>>,
+    sender: Sender,
+    state: LockrunState,
 }
+
+/// Shows whether lockrun is stopped: its stat file in /proc, kept open so that reading it takes little time while waiters wait.
+#[derive(Clone, Default)]
+struct LockrunState(Option<Arc<File>>);
 
 impl Guardian {
     /// Makes this process, which lockrun (process id `pid`) has just forked, the guardian.
-    fn new(link: Link, wake: WakePipe, pid: pid_t, has_terminal: bool) -> Self {
+    fn new(sender: Sender, wake: WakePipe, takeover: Arc<Alarm>, pid: pid_t, has_terminal: bool) -> Self {
         // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // The guardian ends with lockrun, whose death closes the link. A stopped guardian notices, too: the kernel continues it then. (Not
+        // The guardian ends with lockrun, whose death closes the pipe. A stopped guardian notices, too: the kernel continues it then. (Not
         // one that stops itself at that very moment.)
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
-        let stat = File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new);
-        Guardian { lockrun: Lockrun { pid, link, stat }, has_terminal, wake: Arc::new(wake) }
+        let state = LockrunState(File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new));
+        Guardian { lockrun: Lockrun { pid, sender, state }, has_terminal, wake: Arc::new(wake), takeover }
     }
 
     /// Returns whether lockrun is stopped.
     pub fn is_stopped(&self) -> bool {
-        self.lockrun.is_stopped()
+        self.lockrun.state.is_stopped()
     }
 
     /// Reports to lockrun that the lock was acquired.
     pub fn acquired(&self, acquisition: Acquisition) {
-        self.lockrun.link.send(GuardianMessage::Acquired(acquisition));
+        self.lockrun.sender.send(GuardianMessage::Acquired(acquisition));
     }
 
     /// Reports to lockrun how to end, and ends this process in the same way.
     pub fn end(self, ending: Ending) -> ! {
-        self.lockrun.link.send_now(GuardianMessage::Over(ending));
+        self.lockrun.sender.send_now(GuardianMessage::Over(ending));
         exit::end_now(ending)
     }
 }
@@ -95,25 +99,23 @@ pub(super) struct Guard {
     lockrun: Lockrun,
     has_terminal: bool,
     alarm: Alarm,
-    /// The main thread's end of the renewer's channel, and the renewer's.
-    renewer: (RenewerChannel, RenewerChannel),
+    /// Where the renewer reports.
+    control: Control,
     /// Present until COMMAND has ended.
     watchdog: Option<Watchdog>,
-    /// Whether COMMAND is being ended.
-    is_ending_command: Arc<AtomicBool>,
 }
 
 impl Guard {
     /// Obtains everything for `launch` before the lock is granted. Fails if the system has no descriptor or no timer left.
     pub(super) fn new(guardian: &Guardian, launch: &Launch) -> Result<Self, Failure> {
-        let watchdog = Watchdog::prepare(Arc::clone(&guardian.wake), launch.ends_with_lease);
+        let (wake, takeover) = (Arc::clone(&guardian.wake), Arc::clone(&guardian.takeover));
+        let watchdog = Watchdog::prepare(wake, takeover, launch.ends_with_lease);
         Ok(Guard {
             lockrun: guardian.lockrun.clone(),
             has_terminal: guardian.has_terminal,
             alarm: Alarm::new().map_err(Failure::Preparing)?,
-            renewer: RenewerChannel::pair().map_err(Failure::Preparing)?,
+            control: Control::new(guardian.lockrun.state.clone()).map_err(Failure::Preparing)?,
             watchdog: Some(watchdog.map_err(Failure::NoTimer)?),
-            is_ending_command: Arc::default(),
         })
     }
 
@@ -137,7 +139,7 @@ impl Guard {
             watchdog.set(lockrun.pid, ends_at).map_err(Failure::Preparing)?;
         }
         // Sent before COMMAND can start: if this process dies from here on, lockrun must look for COMMAND's processes.
-        lockrun.link.send(ends_at.map_or(GuardianMessage::Granted, GuardianMessage::LeasedUntil));
+        lockrun.sender.send(GuardianMessage::Granted);
         let setup = Setup {
             own_group: !self.has_terminal,
             dies_with_parent: true,
@@ -145,27 +147,25 @@ impl Guard {
         };
         let started = Tree::start(&mut exec, setup, access);
         // Wakes lockrun, which may have deferred a request to stop meanwhile.
-        let tree = started.inspect_err(|_| lockrun.link.send_now(GuardianMessage::NotStarted))?;
+        let tree = started.inspect_err(|_| lockrun.sender.send_now(GuardianMessage::NotStarted))?;
         leave_group(self.has_terminal);
         // COMMAND may be waiting for this processor: let it go first.
         // SAFETY: cannot fail.
         unsafe { libc::sched_yield() };
-        lockrun.link.send_now(GuardianMessage::Started { command: tree.command(), at: Moment::now() });
+        lockrun.sender.send_now(GuardianMessage::Started { command: tree.command(), at: Moment::now() });
         let supervisor = Supervisor::new(tree, launch, ends_at, Moment::now());
         Ok(Running { supervisor, has_terminal: self.has_terminal, alarm: None, guard: Some(self) })
     }
 
     /// Moves the moment at which the timer or lockrun kills this process.
     fn set_deadline(&mut self, deadline: Deadline) {
-        // If the timer cannot be moved, it fires early, which is safe.
+        // If a timer cannot be moved, it fires early, which is safe.
         let _ = self.watchdog.as_mut().map(|watchdog| watchdog.renewed(deadline));
-        self.lockrun.link.send_now(GuardianMessage::LeasedUntil(deadline));
     }
 
     /// Returns the handle through which the renewer reports.
     pub(super) fn control(&self) -> Control {
-        let is_ending_command = Arc::clone(&self.is_ending_command);
-        Control { lockrun: self.lockrun.clone(), guardian: self.renewer.1.clone(), is_ending_command }
+        self.control.clone()
     }
 
     /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as ended. If it has
@@ -189,14 +189,13 @@ impl Guard {
                     supervisor.forward(caught.signal);
                 }
             }
-            while let Some(message) = self.renewer.0.next() {
-                match message {
-                    RenewerMessage::Renewed(deadline) => {
-                        supervisor.renewed(deadline);
-                        self.set_deadline(deadline);
-                    }
-                    RenewerMessage::Lost => supervisor.end(StopReason::Lost, Moment::now()),
+            match self.control.take_report() {
+                Some(Report::Renewed(deadline)) => {
+                    supervisor.renewed(deadline);
+                    self.set_deadline(deadline);
                 }
+                Some(Report::Lost) => supervisor.end(StopReason::Lost, Moment::now()),
+                None => {}
             }
             if !orphaned && self.lockrun.is_dead() {
                 orphaned = true;
@@ -204,14 +203,14 @@ impl Guard {
             }
             let reaped_after = Moment::now();
             if let Some(job_state) = supervisor.reap() {
-                self.lockrun.link.send_job_state(job_state);
+                self.lockrun.sender.send_job_state(job_state);
             }
             if let Some(finished) = supervisor.proceed(Moment::now()) {
                 break finished;
             }
             if let Some(command) = supervisor.awaits_descendants().filter(|_| !awaits_descendants) {
                 awaits_descendants = true;
-                self.lockrun.link.send_now(GuardianMessage::AwaitingDescendants { command, ended_at: reaped_after });
+                self.lockrun.sender.send_now(GuardianMessage::AwaitingDescendants { command, ended_at: reaped_after });
             }
             if supervisor.is_newly_stuck() {
                 report_stuck(&supervisor.living());
@@ -219,19 +218,20 @@ impl Guard {
             if let Some(deadline) = supervisor.take_unreported_kill() {
                 self.set_deadline(deadline.after_kill());
             }
-            self.is_ending_command.store(supervisor.is_ending_command(), Ordering::Relaxed);
+            self.control.set_ending_command(supervisor.is_ending_command());
             // If the alarm cannot be set, the watchdog ends COMMAND.
             let _ = self.alarm.set(supervisor.wakes_at());
-            let (alarm, renewer) = (readable(&self.alarm), readable(&self.renewer.0));
-            // A closed link would be readable for ever.
+            let (alarm, renewer) = (readable(&self.alarm), readable(&self.control));
+            // A closed pipe would end every wait.
             let _ = if orphaned {
                 poll(&mut [readable(signals), alarm, renewer], PollTimeout::NONE)
             } else {
                 poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
+        // Before the timers are disarmed: if this process stands still here, it is killed in time, and lockrun knows how COMMAND ended.
+        self.lockrun.sender.send(GuardianMessage::Finished(finished));
         self.watchdog = None;
-        self.lockrun.link.send(GuardianMessage::Finished(finished));
         finished
     }
 }
@@ -248,34 +248,7 @@ fn leave_group(has_terminal: bool) {
     unsafe { if has_terminal { libc::setsid() } else { libc::setpgid(0, 0) } };
 }
 
-/// The renewer's handle to the guardian's main thread.
-#[derive(Clone)]
-pub struct Control {
-    lockrun: Lockrun,
-    guardian: RenewerChannel,
-    /// See [`Guard::is_ending_command`].
-    is_ending_command: Arc<AtomicBool>,
-}
-
-impl Control {
-    /// Reports that the lease was renewed, and its new deadline.
-    pub fn renewed(&self, deadline: Deadline) {
-        self.guardian.send(RenewerMessage::Renewed(deadline));
-    }
-
-    /// Reports that the lease is lost: COMMAND must be ended.
-    pub fn lost(&self) {
-        self.guardian.send(RenewerMessage::Lost);
-    }
-
-    /// Returns whether the lease must not be renewed because lockrun is stopped. Always `false` while COMMAND is being ended: processes
-    /// that are still there may be stuck, and keep the lease.
-    pub fn is_stopped(&self) -> bool {
-        !self.is_ending_command.load(Ordering::Relaxed) && self.lockrun.is_stopped()
-    }
-}
-
-/// Becomes readable when lockrun has died.
+/// poll(2) reports an error once lockrun has died, and nothing else.
 impl AsFd for Guardian {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.lockrun.as_fd()
@@ -283,21 +256,24 @@ impl AsFd for Guardian {
 }
 
 impl Lockrun {
-    /// Returns whether it is stopped. Without /proc, assumes that it is not.
-    fn is_stopped(&self) -> bool {
-        let mut line = [0; 512];
-        let read = self.stat.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);
-        process::state(&line[..read]) == Some(b'T')
-    }
-
-    /// Returns whether it has died, which closes the link.
+    /// Returns whether it has died, which closes the pipe.
     fn is_dead(&self) -> bool {
-        self.link.is_closed()
+        self.sender.is_closed()
     }
 }
 
 impl AsFd for Lockrun {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
+        self.sender.as_fd()
+    }
+}
+
+impl LockrunState {
+    /// Returns whether lockrun is stopped. Without /proc, assumes that it is not. A lockrun that a debugger holds is not: its guardian does its
+    /// work as ever, and lockrun learns of it when it runs again.
+    fn is_stopped(&self) -> bool {
+        let mut line = [0; 512];
+        let read = self.0.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);
+        process::state(&line[..read]) == Some(b'T')
     }
 }

@@ -1,16 +1,13 @@
-//! What lockrun knows from the guardian's messages: when to take over, and what is left to do.
+//! What lockrun knows from the guardian's messages: what is left to do if it has to take over.
 //!
 //! Pure: its only input is the messages.
 
 use libc::pid_t;
 
 use super::backchannel::GuardianMessage;
-use super::watchdog;
 use crate::lock::ending::Ending;
-use crate::lock::lease::Deadline;
 use crate::lock::milestones::Milestones;
 use crate::supervise::supervisor::Finished;
-use crate::sys::clock::Moment;
 
 /// The guardian's progress, as last reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,13 +30,18 @@ pub enum Stage {
     Finished(Finished),
 }
 
-/// The guardian's progress, and the deadline by which it must have ended COMMAND.
+impl Stage {
+    /// Returns whether COMMAND, or something that it left behind and that is waited for, may be alive.
+    pub fn command_may_live(self) -> bool {
+        matches!(self, Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. })
+    }
+}
+
+/// The guardian's progress.
 #[derive(Debug, Default)]
 pub struct Oversight {
     stage: Stage,
     milestones: Milestones,
-    /// The deadline of the lease, if it ends COMMAND.
-    deadline: Option<Deadline>,
 }
 
 impl Oversight {
@@ -63,12 +65,6 @@ impl Oversight {
         match message {
             GuardianMessage::Acquired(acquisition) => self.milestones.acquisition = Some(acquisition),
             GuardianMessage::Granted => self.stage = Stage::Granted,
-            GuardianMessage::LeasedUntil(deadline) => {
-                self.deadline = Some(deadline);
-                if self.stage == Stage::Waiting {
-                    self.stage = Stage::Granted;
-                }
-            }
             GuardianMessage::Started { command, at } => {
                 self.stage = Stage::Running(command);
                 self.milestones.started_at = Some(at);
@@ -78,21 +74,10 @@ impl Oversight {
                     self.stage = Stage::AwaitingDescendants { command, ended };
                 }
             }
-            GuardianMessage::NotStarted => self.enter_without_deadline(Stage::Waiting),
-            GuardianMessage::Finished(finished) => self.enter_without_deadline(Stage::Finished(finished)),
-            GuardianMessage::JobStateChanged(_) | GuardianMessage::Over(_) => {}
+            GuardianMessage::NotStarted => self.stage = Stage::Waiting,
+            GuardianMessage::Finished(finished) => self.stage = Stage::Finished(finished),
+            GuardianMessage::Over(_) => {}
         }
-    }
-
-    /// Enters a stage in which there is no COMMAND, or none any more, that the deadline would have to end.
-    fn enter_without_deadline(&mut self, stage: Stage) {
-        (self.stage, self.deadline) = (stage, None);
-    }
-
-    /// Returns when to take over if the guardian has not reported by then that nothing is left to end, because it is stopped or hangs.
-    pub fn takes_over_at(&self) -> Option<Moment> {
-        let may_run = matches!(self.stage, Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. });
-        self.deadline.filter(|_| may_run).map(watchdog::fires_at)
     }
 }
 
@@ -101,57 +86,37 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lock::lease::Terms;
     use crate::lock::milestones::Acquisition;
+    use crate::sys::clock::Moment;
 
-    fn at(seconds: u64) -> Moment {
-        Moment::from_boot(Duration::from_secs(seconds))
-    }
+    const BOOT: Moment = Moment::from_boot(Duration::ZERO);
 
-    const ACQUISITION: Acquisition = Acquisition { at: Moment::from_boot(Duration::ZERO), fence: 1, slot: Some(0) };
-
-    fn deadline(sent_at: Moment) -> Deadline {
-        let second = Duration::from_secs(1);
-        Terms { ttl: 30 * second, renew_every: 10 * second, kill_after: 10 * second, store_timeout: 5 * second }
-            .deadline(sent_at)
-    }
+    const ACQUISITION: Acquisition = Acquisition { at: BOOT, fence: 1, slot: Some(0) };
 
     #[test]
-    fn a_command_that_may_run_is_taken_over_shortly_after_its_guardian_should_have_killed_it() {
-        let mut oversight = Oversight::new();
-        assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Waiting, None));
-        oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
-        assert_eq!(oversight.stage(), Stage::Granted);
-        oversight.note(GuardianMessage::Started { command: 7, at: at(1) });
-        oversight.note(GuardianMessage::LeasedUntil(deadline(at(10))));
-        assert_eq!(oversight.stage(), Stage::Running(7));
-        assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(10)))));
-        oversight.note(GuardianMessage::AwaitingDescendants { command: Ending::Exited(3), ended_at: at(15) });
-        oversight.note(GuardianMessage::LeasedUntil(deadline(at(20))));
-        assert_eq!(oversight.stage(), Stage::AwaitingDescendants { command: 7, ended: Ending::Exited(3) });
-        assert_eq!(oversight.takes_over_at(), Some(watchdog::fires_at(deadline(at(20)))));
-    }
-
-    #[test]
-    fn a_command_that_has_ended_or_was_not_started_is_not_taken_over() {
+    fn the_command_may_live_from_the_grant_until_it_has_ended_or_was_not_started() {
         let finished = Finished { command: None, why: None, stuck: false };
+        let left = GuardianMessage::AwaitingDescendants { command: Ending::Exited(3), ended_at: BOOT };
         for (message, stage) in [
             (GuardianMessage::NotStarted, Stage::Waiting),
             (GuardianMessage::Finished(finished), Stage::Finished(finished)),
         ] {
             let mut oversight = Oversight::new();
-            oversight.note(GuardianMessage::Acquired(ACQUISITION));
-            oversight.note(GuardianMessage::LeasedUntil(deadline(at(0))));
+            assert!(!oversight.stage().command_may_live());
+            for (before, stage) in [
+                (GuardianMessage::Acquired(ACQUISITION), Stage::Waiting),
+                (GuardianMessage::Granted, Stage::Granted),
+                (GuardianMessage::Started { command: 7, at: BOOT }, Stage::Running(7)),
+                (left, Stage::AwaitingDescendants { command: 7, ended: Ending::Exited(3) }),
+            ] {
+                oversight.note(before);
+                assert_eq!(oversight.stage(), stage);
+                assert_eq!(oversight.stage().command_may_live(), stage != Stage::Waiting);
+            }
             oversight.note(message);
-            assert_eq!((oversight.stage(), oversight.takes_over_at()), (stage, None));
-            assert_eq!(oversight.milestones().acquisition, Some(ACQUISITION), "what is still reported names its fence");
+            assert_eq!((oversight.stage(), oversight.stage().command_may_live()), (stage, false));
+            let milestones = Milestones { acquisition: Some(ACQUISITION), started_at: Some(BOOT) };
+            assert_eq!(oversight.milestones(), milestones, "what is still reported has its fence and its times");
         }
-    }
-
-    #[test]
-    fn a_lease_that_does_not_end_the_command_has_no_time_for_taking_over() {
-        let mut oversight = Oversight::new();
-        oversight.note(GuardianMessage::Granted);
-        assert_eq!((oversight.stage(), oversight.takes_over_at()), (Stage::Granted, None));
     }
 }

@@ -9,12 +9,14 @@
 //!   reading end, on which `O_ASYNC` is set. So even a stopped lockrun takes over and kills all processes that COMMAND had started.
 //!
 //! A lockrun that is not stopped needs neither: it takes over at the moment at which the timer fires, without waiting until the guardian's
-//! threads have got a processor to end on. A guardian that has sent KILL postpones that moment, so that a COMMAND that takes a while
+//! threads have got a processor to end on. To know that moment it has a timer of its own, the alarm: it was created before the fork, so
+//! both processes have it open, and the guardian sets it. However long lockrun has not looked, the alarm rings when the present
+//! deadline passes, and at no other time. A guardian that has sent KILL postpones that moment, so that a COMMAND that takes a while
 //! to die is not mistaken for a guardian that hangs; but not as far as H, because the guardian may be stopped before KILL has reached
 //! every process.
 //!
-//! The timer and the pipe are armed before COMMAND starts and disarmed when it has ended. So a stopped lockrun stays stopped when its
-//! guardian has done its work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has no timer.
+//! The timers and the pipe are armed before COMMAND starts and disarmed when it has ended. So a stopped lockrun stays stopped when its
+//! guardian has done its work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has neither timer nor alarm.
 //!
 //! This does not cover a lockrun that cannot be continued, because a debugger holds it or because it was stopped again: then COMMAND
 //! itself is dead in time, but the processes that it started are not.
@@ -35,7 +37,7 @@ use nix::time::ClockId;
 use nix::unistd::pipe2;
 
 use crate::lock::lease::Deadline;
-use crate::sys::clock::Moment;
+use crate::sys::clock::{Alarm, Moment};
 
 /// Missing from the libc crate. The number is the same on x86-64 and arm64.
 const F_SETSIG: c_int = 10;
@@ -73,9 +75,10 @@ impl WakePipe {
     }
 }
 
-/// The guardian's timer and its end of the pipe. Dropping this disarms both.
+/// The guardian's timer, lockrun's alarm, and the guardian's end of the pipe. Dropping this disarms all.
 pub(super) struct Watchdog {
     wake: Arc<WakePipe>,
+    alarm: Arc<Alarm>,
     /// Present if the lease ends COMMAND.
     timer: Option<Timer>,
 }
@@ -83,7 +86,7 @@ pub(super) struct Watchdog {
 impl Watchdog {
     /// Creates the timer, in the guardian, if COMMAND `ends_with_lease`. Fails with `EAGAIN` if the limit on pending signals, which includes
     /// timers, is reached, and with another error where the system has no such timer or a sandbox forbids it.
-    pub(super) fn prepare(wake: Arc<WakePipe>, ends_with_lease: bool) -> nix::Result<Self> {
+    pub(super) fn prepare(wake: Arc<WakePipe>, alarm: Arc<Alarm>, ends_with_lease: bool) -> nix::Result<Self> {
         let kill = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 });
         let mut timer = ends_with_lease.then(|| Timer::new(ClockId::CLOCK_BOOTTIME, kill)).transpose()?;
         if let Some(timer) = &mut timer {
@@ -91,26 +94,29 @@ impl Watchdog {
             let never = Expiration::OneShot(TimeSpec::from(Duration::ZERO));
             timer.set(never, TimerSetTimeFlags::empty())?;
         }
-        Ok(Watchdog { wake, timer })
+        Ok(Watchdog { wake, alarm, timer })
     }
 
-    /// Arms the pipe, and the timer if there is a `deadline`, for a COMMAND that is about to start.
+    /// Arms the pipe, and the timers if there is a `deadline`, for a COMMAND that is about to start.
     pub(super) fn set(&mut self, lockrun: pid_t, deadline: Option<Deadline>) -> nix::Result<()> {
         self.wake.set_process(lockrun);
         deadline.map_or(Ok(()), |deadline| self.renewed(deadline))
     }
 
-    /// Moves the timer, if there is one, to the `deadline` of a renewed lease.
+    /// Moves the timers, if there are any, to the `deadline` of a renewed lease.
     pub(super) fn renewed(&mut self, deadline: Deadline) -> nix::Result<()> {
         let Some(timer) = &mut self.timer else { return Ok(()) };
-        let at = fires_at(deadline).since_boot().max(Duration::from_nanos(1));
-        timer.set(Expiration::OneShot(TimeSpec::from(at)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
+        let at = fires_at(deadline);
+        let since_boot = at.since_boot().max(Duration::from_nanos(1));
+        timer.set(Expiration::OneShot(TimeSpec::from(since_boot)), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+        self.alarm.set(Some(at))
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // Dropping the timer deletes it.
+        // Cannot fail. Dropping the timer deletes it.
+        let _ = self.alarm.set(None);
         self.wake.set_process(0);
     }
 }

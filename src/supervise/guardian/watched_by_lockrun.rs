@@ -14,15 +14,16 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::poll;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::prctl;
 
 use super::Guardian;
-use super::backchannel::{GuardianMessage, Link};
+use super::backchannel::{self, GuardianMessage, Receiver};
 use super::oversight::{Oversight, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
@@ -37,7 +38,7 @@ use crate::supervise::supervisor::{Finished, StopReason, Supervisor};
 use crate::supervise::terminal;
 use crate::supervise::tree::{Child, Tree};
 use crate::sys::children;
-use crate::sys::clock::Moment;
+use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
 use crate::sys::signals::{self, Missed, Signals};
 use crate::sys::wait::{readable, time_until};
@@ -58,9 +59,11 @@ pub enum ForkSide {
 
 /// lockrun while its guardian works.
 pub struct Parent {
-    link: Link,
+    receiver: Receiver,
     /// Kept open, so that the kernel continues lockrun when the guardian dies.
     _wake: OwnedFd,
+    /// Rings when to take over from a guardian that has not ended COMMAND by then, because it is stopped or hangs.
+    takeover: Arc<Alarm>,
     guardian: Child,
     has_terminal: bool,
     /// The signals that arrived before the guardian was forked.
@@ -90,8 +93,9 @@ pub enum GuardianEnd {
 
 /// Forks the guardian. Must be called while the process has one thread.
 pub fn fork() -> nix::Result<ForkSide> {
-    let (ours, theirs) = Link::pair()?;
+    let (sender, receiver) = backchannel::pair()?;
     let wake = WakePipe::new()?;
+    let takeover = Arc::new(Alarm::new()?);
     let has_terminal = terminal::is_controlling();
     if has_terminal {
         rehearsal::call_setsid();
@@ -106,13 +110,14 @@ pub fn fork() -> nix::Result<ForkSide> {
     // SAFETY: the process has one thread, so no lock is left held in the child, which may do whatever its parent could.
     let forked = Errno::result(unsafe { libc::fork() })?;
     if forked == 0 {
-        drop(ours);
-        return Ok(ForkSide::Guardian(Guardian::new(theirs, wake, lockrun, has_terminal)));
+        drop(receiver);
+        return Ok(ForkSide::Guardian(Guardian::new(sender, wake, takeover, lockrun, has_terminal)));
     }
-    drop(theirs);
+    drop(sender);
     Ok(ForkSide::Parent(Parent {
-        link: ours,
+        receiver,
         _wake: wake.into_reading(),
+        takeover,
         guardian: Child(forked),
         has_terminal,
         missed,
@@ -138,39 +143,35 @@ impl Parent {
             if continues && self.guardian.is_stopped() {
                 self.guardian.signal(libc::SIGCONT);
             }
-            // Both are read before the messages, so that the messages are complete if the guardian has ended, and include every renewal
-            // before `now`. Waiting for the link to close is not enough: a child that was stopped before it executed COMMAND keeps it open.
-            let (ended, now) = (self.guardian.has_ended(), Moment::now());
-            loop {
-                match self.link.next_message() {
-                    Ok(None) if !ended => break,
+            // Read before the messages, so that these are complete if the guardian has ended or is late. The pipe alone does not show every
+            // end: a child that was stopped before it executed COMMAND keeps it open.
+            let ended = self.guardian.has_ended() || self.receiver.is_closed();
+            let is_late = self.takeover.has_rung();
+            if let Some(job_state) = self.receiver.job_state() {
+                job.state_changed(job_state);
+            }
+            for message in self.receiver.messages() {
+                self.oversight.note(message);
+                match message {
+                    GuardianMessage::Started { .. } => priority::raise(),
+                    GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
                     // The guardian has nothing left to do, so killing it now does no harm.
-                    Ok(Some(GuardianMessage::Over(ending))) => return Ok(GuardianEnd::Completed(ending)),
-                    Ok(Some(GuardianMessage::JobStateChanged(job_state))) => job.state_changed(job_state),
-                    Ok(Some(message)) => {
-                        self.oversight.note(message);
-                        match message {
-                            GuardianMessage::Started { .. } => priority::raise(),
-                            GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
-                            _ => {}
-                        }
-                    }
-                    Ok(None) | Err(_) => {
-                        let milestones = self.oversight.milestones();
-                        return match self.oversight.stage() {
-                            Stage::Waiting => {
-                                // It is dying, or of no use any more.
-                                self.guardian.signal(libc::SIGKILL);
-                                let by_filter = children::was_killed_by_filter(self.guardian.0);
-                                Ok(GuardianEnd::NotStarted { milestones, by_filter })
-                            }
-                            Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
-                            Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => {
-                                self.take_over(signals)
-                            }
-                        };
-                    }
+                    GuardianMessage::Over(ending) => return Ok(GuardianEnd::Completed(ending)),
+                    _ => {}
                 }
+            }
+            if ended {
+                let milestones = self.oversight.milestones();
+                return match self.oversight.stage() {
+                    Stage::Waiting => {
+                        // It may only have closed the pipe, as it dies.
+                        self.guardian.signal(libc::SIGKILL);
+                        let by_filter = children::was_killed_by_filter(self.guardian.0);
+                        Ok(GuardianEnd::NotStarted { milestones, by_filter })
+                    }
+                    Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
+                    Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => self.take_over(signals),
+                };
             }
             let must_stop = match self.oversight.stage() {
                 Stage::Waiting | Stage::AwaitingDescendants { .. } => job.must_stop_without_command(Moment::now()),
@@ -182,14 +183,16 @@ impl Parent {
                 signals::stop_self();
                 continue;
             }
-            let takes_over_at = self.oversight.takes_over_at();
-            if takes_over_at.is_some_and(|at| now >= at) {
+            if is_late && self.oversight.stage().command_may_live() {
                 return self.take_over(signals);
             }
             self.reap_others();
-            let look_at = continues.then(|| now + STOPPED_CHECK);
-            let until = takes_over_at.into_iter().chain(look_at).min();
-            match poll(&mut [readable(signals), readable(&self.link)], time_until(until)) {
+            let look_at = continues.then(|| Moment::now() + STOPPED_CHECK);
+            let [bell, end] = self.receiver.waited_for();
+            // An alarm that has rung for nothing would end every wait.
+            let alarm = if is_late { PollFlags::empty() } else { PollFlags::POLLIN };
+            let alarm = PollFd::new(self.takeover.as_fd(), alarm);
+            match poll(&mut [readable(signals), bell, end, alarm], time_until(look_at)) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -200,7 +203,7 @@ impl Parent {
     /// that runs would pass the CONT on to COMMAND.) If there is a time for taking over from it, lockrun waits for that instead.
     fn continues_guardian(&self, relayed_at: Option<Moment>) -> bool {
         let is_recent = relayed_at.is_some_and(|at| Moment::now().since(at) < STOPPING_MAX);
-        is_recent && self.oversight.takes_over_at().is_none()
+        is_recent && !self.takeover.is_set()
     }
 
     /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits what others leave
@@ -222,7 +225,7 @@ impl Parent {
     /// Kills the guardian and all its descendants, which become children of lockrun.
     fn take_over(self, signals: &Signals) -> nix::Result<GuardianEnd> {
         let now = Moment::now();
-        let is_late = self.oversight.takes_over_at().is_some_and(|at| now >= at);
+        let is_late = self.takeover.has_rung();
         self.guardian.signal(libc::SIGKILL);
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
         // threads has got a processor to end on, which on a busy machine may take longer than the lease.

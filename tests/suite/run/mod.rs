@@ -3,6 +3,7 @@
 mod cgroups;
 mod clean;
 mod crontab;
+mod debugged;
 mod descriptors;
 mod events;
 mod exit_status;
