@@ -185,7 +185,7 @@ fn not_a_subcommand(word: &OsStr) -> String {
         Some(Suggestion::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
         _ => String::new(),
     };
-    let word = escape::without_credentials(&format!("{text:?}"));
+    let word = escape::without_value(&text, &format!("{text:?}"));
     format!("{word} is not one of lockrun's commands ({names}, help){meant}")
 }
 
@@ -196,7 +196,7 @@ fn explain(error: &clap::Error, definition: &Command) -> Outcome {
         return print_help(&text);
     }
     let text = cli::parse_error_message(error, definition).map_or(text, |worded| format!("{worded}\n{SEE_HELP}"));
-    let text = escape::without_credentials(text.trim_start_matches("error: "));
+    let text = cli::without_typed_values(error, text.trim_start_matches("error: "));
     report::say(&escape::escaped_lines(&text));
     Outcome::BadUsage
 }

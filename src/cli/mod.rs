@@ -17,7 +17,7 @@ mod words;
 use clap::{Arg, Command};
 
 use descriptions::described;
-pub use refusals::parse_error_message;
+pub use refusals::{parse_error_message, without_typed_values};
 pub use run::command;
 pub use slips::{Suggestion, looks_like_lock_name, suggestion_for};
 pub use subcommands::Subcommand;

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
 use super::slips::advice_on;
-use crate::text::escape::escaped;
+use crate::text::escape::{escaped, is_plain_word, without_credentials, without_value};
 
 /// Returns the message for an error in a command line of this `definition`; `None` if clap's own will do.
 pub fn parse_error_message(error: &Error, definition: &Command) -> Option<String> {
@@ -18,22 +18,41 @@ pub fn parse_error_message(error: &Error, definition: &Command) -> Option<String
     match error.kind() {
         // Clap would advise passing it to COMMAND.
         ErrorKind::UnknownArgument if arg.starts_with('-') => {
-            Some(format!("unknown option {arg}{}", advice_on(definition, arg)))
+            let shown = if is_plain_word(arg) { arg } else { "***" };
+            Some(format!("unknown option {shown}{}", advice_on(definition, arg)))
         }
         ErrorKind::UnknownArgument if definition.get_name() == "acquire" => Some(format!(
             "unexpected argument {}; the key is written --key KEY; to run a command under a lock, leave acquire out",
-            escaped(&format!("{arg:?}"))
+            escaped(&without_value(arg, &format!("{arg:?}")))
         )),
         ErrorKind::ArgumentConflict if text_of(ContextKind::PriorArg) == Some(arg) => {
             Some(format!("{option} is given more than once"))
         }
         ErrorKind::TooManyValues => {
             let value = text_of(ContextKind::InvalidValue).unwrap_or_default();
-            Some(format!("{option} takes no value: {value:?}"))
+            Some(format!("{option} takes no value: {}", without_value(value, &format!("{value:?}"))))
         }
         ErrorKind::InvalidValue if text_of(ContextKind::InvalidValue) == Some("") => {
             Some(format!("{option} needs a value: {}", arg.replace(['<', '>'], "")))
         }
         _ => None,
     }
+}
+
+/// Returns the `message` about this error without the words of the command line that may be the address of a store, see
+/// [`is_plain_word`].
+pub fn without_typed_values(error: &Error, message: &str) -> String {
+    let mut message = message.to_owned();
+    for (_, value) in error.context() {
+        let values = match value {
+            ContextValue::String(value) => std::slice::from_ref(value),
+            ContextValue::Strings(values) => values,
+            _ => continue,
+        };
+        // The definition's own words are options and their values' names.
+        for value in values.iter().filter(|value| !value.starts_with('-') && !is_plain_word(value)) {
+            message = message.replace(value.as_str(), "***");
+        }
+    }
+    without_credentials(&message)
 }

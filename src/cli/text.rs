@@ -75,10 +75,7 @@ pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and W
 
 /// The configuration files.
 pub const FILES: [(&str, &str); 2] = [
-    (
-        "$XDG_CONFIG_HOME/lockrun/config.toml",
-        "the user's, in ~/.config/lockrun if XDG_CONFIG_HOME is not set to an absolute path",
-    ),
+    ("$XDG_CONFIG_HOME/lockrun/config.toml", "the user's, in ~/.config/lockrun if XDG_CONFIG_HOME is unset or empty"),
     ("/etc/lockrun.toml", "the system's"),
 ];
 

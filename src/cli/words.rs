@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use super::name;
 use super::slips::check_dashes;
 use crate::text::duration;
-use crate::text::escape::{escaped, without_credentials};
+use crate::text::escape::{escaped, is_plain_word, without_value};
 
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5` if the word is a duration and stands among lockrun's own options. A word
 /// that is not a duration remains the command. Everything from `--`, or from the first word that is not an option, belongs to
@@ -177,15 +177,16 @@ fn check_command(spelled: &str, next: Option<&OsStr>, is_run: bool) -> Result<()
     let word = shown(next);
     let why = match duration::parse(&text) {
         Ok(_) => format!("its duration is written {spelled}={word}"),
-        Err(why) => why,
+        Err(why) => without_value(&text, &why),
     };
     let how = if is_run { format!("; a command of this name is written {spelled} -- {word}") } else { String::new() };
     Err(format!("{spelled}: {}{how}", escaped(&why)))
 }
 
-/// Formats a word of the command line for a message.
+/// Formats a word of the command line for a message: itself, unless it may be the address of a store.
 fn shown(word: &OsStr) -> String {
-    escaped(&without_credentials(&word.to_string_lossy()))
+    let word = word.to_string_lossy();
+    if is_plain_word(&word) { escaped(&word) } else { "COMMAND".to_owned() }
 }
 
 #[cfg(test)]

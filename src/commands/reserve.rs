@@ -11,6 +11,7 @@ use crate::run::next_value;
 use crate::run::outcome::Outcome;
 use crate::run::sequence::{Order, Sequence};
 use crate::sys::signals::Signals;
+use crate::text::escape::without_value;
 
 /// Reserves a value and runs the command with it. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
@@ -32,7 +33,8 @@ fn sequence(settings: &Settings<'_>) -> Result<Sequence, UsageError> {
         (None, Some(program)) if program.is_empty() => return Err("--next: is empty; it must name a program".into()),
         (None, Some(program)) => Order::Program { from, program: program.clone() },
         (step, None) => {
-            let from = from.parse().map_err(|_| format!("--from: {from:?} is not an integer; others need --next"))?;
+            let wrong = |_| without_value(&from, &format!("--from: {from:?} is not an integer; others need --next"));
+            let from = from.parse().map_err(wrong)?;
             Order::Step { from, step: step.unwrap_or(1) }
         }
     };

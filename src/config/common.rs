@@ -15,7 +15,7 @@ use crate::report::Verbosity;
 use crate::run::outcome::HELD;
 use crate::store::Address;
 use crate::text::duration;
-use crate::text::escape::{escaped, without_user};
+use crate::text::escape::typed_path;
 use crate::text::pattern::Pattern;
 
 /// The default store: files in the default directory.
@@ -193,7 +193,7 @@ impl Settings<'_> {
         if path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://") {
             return Err("is a URL; it must be the path of a file that contains one".into());
         }
-        let shown = escaped(&without_user(&path.to_string_lossy()));
+        let shown = typed_path(path);
         let url = (self.read_file)(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
         if url.trim().is_empty() {
             return Err(format!("{shown} is empty; it must contain the store's URL"));

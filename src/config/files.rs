@@ -14,7 +14,8 @@ use super::layer::Layer;
 use super::settings::UsageError;
 use crate::cli::name;
 use crate::sys::{input, trust};
-use crate::text::escape::{escaped, has_password, without_credentials, without_credentials_of};
+use crate::text::escape::{escaped, has_password};
+use crate::text::nearest::alike;
 use crate::text::shell::word;
 
 /// The system's file.
@@ -122,37 +123,83 @@ struct Setting {
 
 /// Reads the files that exist, the user's first. `environment` locates the user's. Fails with [`UsageError`] if one cannot be
 /// read or parsed.
+///
+/// A HOME may be left over from another user, as after a service has changed its user: then there is no user's file. `XDG_CONFIG_HOME` is
+/// set on purpose, so what it names must be readable if it is there: without its configuration, the lock would be in another store.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
-    if let Some((home, path)) = user_path(environment) {
-        files.extend(
-            open(&path).or_else(|error| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(error) })?,
-        );
+    match user_place(environment)? {
+        Some(Place::Xdg(path)) => files.extend(open(&path, Absent::NotFound)?),
+        Some(Place::Home(home, path)) => files.extend(
+            open(&path, Absent::NotFoundOrNoDirectory)
+                .or_else(|error| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(error) })?,
+        ),
+        None => {}
     }
-    files.extend(open(Path::new(SYSTEM))?);
+    files.extend(open(Path::new(SYSTEM), Absent::NotFoundOrNoDirectory)?);
     Ok(files)
 }
 
-/// Returns the directory that the environment names for the user's file, and the file itself. A relative directory counts as
-/// unset.
-fn user_path(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<(PathBuf, PathBuf)> {
-    let absolute = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let (home, inside) = match absolute("XDG_CONFIG_HOME") {
-        Some(home) => (home, "lockrun/config.toml"),
-        None => (absolute("HOME")?, ".config/lockrun/config.toml"),
-    };
-    let path = home.join(inside);
-    Some((home, path))
+/// Where the environment says that the user's file is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// Below `XDG_CONFIG_HOME`.
+    Xdg(PathBuf),
+    /// Below HOME, which comes first.
+    Home(PathBuf, PathBuf),
 }
 
-/// Reads a file, if it exists.
-fn open(path: &Path) -> Result<Option<File>> {
+/// Returns where the user's file is. A relative HOME counts as unset; a relative `XDG_CONFIG_HOME` is an error.
+fn user_place(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Place>, UsageError> {
+    let directory = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    match directory(XDG_CONFIG_HOME) {
+        Some(place) if place.is_absolute() => Ok(Some(Place::Xdg(place.join("lockrun/config.toml")))),
+        Some(_) => Err(format!("{XDG_CONFIG_HOME} is not an absolute path; correct it, or unset it").into()),
+        None => Ok(directory("HOME").filter(|home| home.is_absolute()).map(|home| {
+            let path = home.join(".config/lockrun/config.toml");
+            Place::Home(home, path)
+        })),
+    }
+}
+
+/// The variable that names the directory of the user's configuration files.
+const XDG_CONFIG_HOME: &str = "XDG_CONFIG_HOME";
+
+/// Which errors mean that there is no file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Absent {
+    NotFound,
+    /// Also if something on the path is not a directory, as in a HOME that is /dev/null.
+    NotFoundOrNoDirectory,
+}
+
+/// Reads a file, if it exists. A symbolic link on its path that leads nowhere is an error: the file is meant to be there.
+fn open(path: &Path, absent: Absent) -> Result<Option<File>> {
     let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
     match read {
         Ok((text, mode)) => Ok(Some(File::parse(path.as_os_str(), &text, mode)?)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => match dangling_link(path) {
+            None => Ok(None),
+            Some(link) => {
+                let why = format!("the symbolic link {} leads nowhere", escaped(&link.to_string_lossy()));
+                Err(unreadable(path, &io::Error::other(why)))
+            }
+        },
+        Err(error) if error.kind() == ErrorKind::NotADirectory && absent == Absent::NotFoundOrNoDirectory => Ok(None),
+        Err(error)
+            if absent == Absent::NotFound && matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOTDIR)) =>
+        {
+            let why = format!("{error}; {XDG_CONFIG_HOME} names it: if that is left over from another user, unset it");
+            Err(unreadable(path, &io::Error::other(why)))
+        }
         Err(error) => Err(unreadable(path, &error)),
     }
+}
+
+/// Returns the symbolic link on a path to nothing that leads nowhere, if there is one.
+fn dangling_link(path: &Path) -> Option<&Path> {
+    let deepest = path.ancestors().find(|above| above.symlink_metadata().is_ok())?;
+    deepest.metadata().is_err().then_some(deepest)
 }
 
 /// Returns the error for a file that cannot be read: a usage error, unless the system has run out of a resource.
@@ -203,10 +250,12 @@ impl Setting {
     /// Parses one setting. The error says what is wrong.
     fn read(name: &str, value: &Spanned<DeValue<'_>>, line: usize) -> Result<Self, String> {
         let Some((name, kind)) = OPTIONS.into_iter().find(|(known, _)| *known == name) else {
+            // A name with other characters may be a line of another program's configuration, with a password.
+            let is_name = name.bytes().all(|byte| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_'));
+            let said = if is_name { format!("{name:?}") } else { "***".to_owned() };
             let close = name.to_ascii_lowercase().replace('_', "-");
-            let said = without_credentials(&without_credentials_of(name, &format!("{name:?}")));
-            return Err(match OPTIONS.iter().find(|(known, _)| *known == close) {
-                Some((known, _)) => format!("{said} is not an option; {known} is"),
+            return Err(match alike(&close, OPTIONS.iter().map(|(known, _)| *known)) {
+                Some(known) => format!("{said} is not an option; {known} is"),
                 None => format!("{said} is not an option that can be set here"),
             });
         };
@@ -351,20 +400,25 @@ mod tests {
 
     #[test]
     fn the_users_file_is_where_the_environment_says() {
-        let path = |xdg: Option<&str>, home: Option<&str>| {
+        let place = |xdg: Option<&str>, home: Option<&str>| {
             let environment = |name: &str| match name {
                 "XDG_CONFIG_HOME" => xdg.map(OsString::from),
                 "HOME" => home.map(OsString::from),
                 _ => None,
             };
-            user_path(&environment).map(|(_, path)| path)
+            user_place(&environment).map_err(|wrong| wrong.to_string())
         };
-        assert_eq!(path(Some("/x"), Some("/h")), Some("/x/lockrun/config.toml".into()));
-        for xdg in [None, Some(""), Some("relative"), Some("~/x")] {
-            assert_eq!(path(xdg, Some("/h")), Some("/h/.config/lockrun/config.toml".into()));
-            assert_eq!(path(xdg, None), None);
-            assert_eq!(path(xdg, Some("")), None);
-            assert_eq!(path(xdg, Some("h")), None);
+        let at_home = || Place::Home("/h".into(), "/h/.config/lockrun/config.toml".into());
+        assert_eq!(place(Some("/x"), Some("/h")), Ok(Some(Place::Xdg("/x/lockrun/config.toml".into()))));
+        for xdg in [None, Some("")] {
+            assert_eq!(place(xdg, Some("/h")), Ok(Some(at_home())));
+            for home in [None, Some(""), Some("h")] {
+                assert_eq!(place(xdg, home), Ok(None));
+            }
+        }
+        for xdg in ["relative", "~/x"] {
+            let wrong = place(Some(xdg), Some("/h")).expect_err("is refused");
+            assert_eq!(wrong, "XDG_CONFIG_HOME is not an absolute path; correct it, or unset it");
         }
     }
 }

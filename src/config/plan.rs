@@ -15,7 +15,7 @@ use crate::run::outcome::HELD;
 use crate::run::sequence::Sequence;
 use crate::store::Address;
 use crate::supervise::Descendants;
-use crate::text::escape::without_credentials;
+use crate::text::escape::without_value;
 
 pub use super::settings::OnHeld;
 
@@ -133,7 +133,8 @@ fn no_key(settings: &Settings<'_>) -> UsageError {
         // Most likely an option after it was meant for lockrun, or it is the lock, in flock(1)'s order.
         None => match first {
             Some(first) => {
-                let first = without_credentials(&format!("{:?}", first.to_string_lossy()));
+                let first = first.to_string_lossy();
+                let first = without_value(&first, &format!("{first:?}"));
                 format!("{NO_KEY}, before the command, which begins with {first}").into()
             }
             None => NO_KEY.into(),

@@ -17,7 +17,7 @@ pub use crate::lock::lease::Ttl;
 
 use super::layer::{Environment, Layer, Typed};
 use crate::text::duration;
-use crate::text::escape::without_credentials_of;
+use crate::text::escape::without_value;
 
 /// An error in the command line or the configuration, in the user's own terms.
 #[derive(Debug)]
@@ -145,6 +145,6 @@ pub(super) fn read_from<T>(
     let Some(value) = layer.value(name) else { return Ok(None) };
     let wrong = |why: &str| UsageError(format!("{}: {why}", layer.spell(name)));
     let text = value.to_str().ok_or_else(|| wrong("is not valid UTF-8"))?;
-    // A URL may have been meant for another option.
-    read(text).map(Some).map_err(|why| wrong(&without_credentials_of(text, &why)))
+    // A store's address may have been meant for another option.
+    read(text).map(Some).map_err(|why| wrong(&without_value(text, &why)))
 }

@@ -14,7 +14,7 @@ impl Key {
     /// Checks a name. The error says what is wrong.
     pub fn new(name: &OsStr) -> Result<Self, String> {
         let Some(name) = name.to_str() else {
-            return Err(format!("the key {:?} is not valid UTF-8", name.to_string_lossy()));
+            return Err("the key is not valid UTF-8".into());
         };
         if name.is_empty() {
             return Err("the key is empty; give the lock a name, such as --key nightly-report".into());
@@ -23,7 +23,7 @@ impl Key {
             return Err(format!("the key is {} bytes long; the maximum is {MAX_LEN}", name.len()));
         }
         if let Some(control) = name.chars().find(|c| c.is_control()) {
-            return Err(format!("the key {name:?} contains a control character ({})", control.escape_default()));
+            return Err(format!("the key contains a control character ({})", control.escape_default()));
         }
         Ok(Key(name.to_owned()))
     }

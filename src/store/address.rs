@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::url::{decoded, port_number, shown_name};
+use super::url::{decoded, port_number};
 use super::{Backend, KINDS, Kind, Location};
+use crate::text::nearest::alike;
 
 /// The address of a store.
 #[derive(Clone)]
@@ -17,22 +18,25 @@ pub struct Address {
 }
 
 impl Address {
-    /// Parses a URL. The error says what is wrong with it, without its password.
+    /// Parses a URL. The error says what is wrong with it and repeats nothing of it but a known scheme: any other part of a URL that could
+    /// not be parsed may be a password.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the store is empty (an unset variable?); write file: for files on this machine".to_owned());
         }
-        let meant = || meant_by(text).unwrap_or_else(|| format!("stores are {}", all_schemes()));
-        let Some((scheme, _)) = text.split_once(':') else {
-            let shown = hide_password(text);
-            return Err(format!("the store {shown:?} is not a URL; {}", meant()));
+        let scheme = text.split_once(':').map(|(scheme, _)| scheme);
+        let Some((scheme, kind)) = scheme.and_then(|scheme| Some((scheme, kind_of(scheme)?))) else {
+            let meant = meant_by(text).unwrap_or_else(|| format!("stores are {}", all_schemes()));
+            return Err(format!(
+                "the value is not a store's URL, and is not shown, because it may contain a password; {meant}"
+            ));
         };
-        let wrong = |why: String| format!("the store {:?} {why}{}", hide_password(text), advice_on_password(text));
-        let Some(kind) = kind_of(scheme) else {
-            return Err(wrong(format!("has a scheme that is not known; {}", meant())));
-        };
-        let location = (kind.parse)(text).map_err(wrong)?;
-        Ok(Address { kind, location: location.into(), shown: hide_password(text) })
+        let wrong = |why: String| format!("the {scheme} URL {why}{}", advice_on_password(text));
+        check_characters(text).and_then(|()| (kind.parse)(text)).map_err(wrong).map(|location| Address {
+            kind,
+            location: location.into(),
+            shown: hide_password(text),
+        })
     }
 
     /// Opens the store without connecting to it. `timeout` limits every single request. The error says what is wrong with the
@@ -75,7 +79,21 @@ fn advice_on_password(text: &str) -> &'static str {
     }
 }
 
-/// Returns what a text that begins with none of our schemes most likely means, if that can be guessed.
+/// Fails if a URL has a character that none can have. A second line, or words behind the URL, would become part of its last component.
+fn check_characters(url: &str) -> Result<(), String> {
+    if url.lines().nth(1).is_some() {
+        return Err("is followed by another line; the URL must be the only line".into());
+    }
+    if url.contains(char::is_control) {
+        return Err("has a control character in it; write % and its two hexadecimal digits".into());
+    }
+    if url.contains(char::is_whitespace) && !url.starts_with("file:") {
+        return Err("has a blank in it; write %20, and nothing behind the URL".into());
+    }
+    Ok(())
+}
+
+/// Returns what a text that begins with none of our schemes most likely means, if that can be guessed. Repeats nothing of the text.
 fn meant_by(text: &str) -> Option<String> {
     if text.starts_with(['"', '\'']) {
         return Some("the quotation marks are part of it; leave them out".to_owned());
@@ -85,29 +103,58 @@ fn meant_by(text: &str) -> Option<String> {
             "a variable is expanded by a shell alone, not by cron or systemd; write the URL itself".to_owned(),
         );
     }
-    if text.starts_with('/') {
-        let shown = hide_password(text);
-        let is_socket = shown.split('?').next().is_some_and(|path| path.strip_suffix(".sock").is_some());
-        let file = format!("a directory is written file:{shown}");
-        return Some(if is_socket { format!("a Redis's socket is written redis+unix://{shown}") } else { file });
+    if text.lines().nth(1).is_some() {
+        return Some("it has more than one line; the URL must be the only one".to_owned());
+    }
+    if text.starts_with('/') && !text.contains(['@', ':']) {
+        let is_socket = text.split('?').next().is_some_and(|path| path.strip_suffix(".sock").is_some());
+        return Some(
+            if is_socket {
+                "a Redis's socket is written redis+unix:///PATH"
+            } else {
+                "a directory is written file:/DIR"
+            }
+            .to_owned(),
+        );
+    }
+    if let Some((_, ours)) =
+        OTHER_PROGRAMS_FORMS.iter().find(|(theirs, _)| theirs.iter().any(|word| text.contains(word)))
+    {
+        return Some(format!("write {ours}"));
     }
     let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
-    if let Some(known) = schemes().find(|known| known.trim_end_matches(['/', ':']) == scheme.to_ascii_lowercase()) {
+    let known = || schemes().map(|known| (known.trim_end_matches(['/', ':']), known));
+    if let Some((_, known)) = known().find(|(name, _)| *name == scheme.to_ascii_lowercase()) {
         return Some(format!("it is written in small letters: {known}"));
     }
-    if let Some((_, ours)) = OTHER_PROGRAMS_SCHEMES.iter().find(|(theirs, _)| theirs.contains(&scheme)) {
-        return Some(format!("write {ours}"));
+    let others = OTHER_PROGRAMS_SCHEMES
+        .iter()
+        .find_map(|(theirs, ours)| Some((theirs.iter().find(|name| **name == scheme)?, ours)));
+    if let Some((theirs, ours)) = others {
+        return Some(format!("{theirs}: is not a scheme of lockrun's; write {ours}"));
     }
     let port = rest.split(['/', '?']).next().unwrap_or_default();
     let is_port = rest.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit());
     let is_host = scheme == "localhost" || scheme.contains('.') || !port.is_empty();
-    (is_port && is_host && !rest.starts_with("//")).then(|| match port {
-        "6379" | "6380" => "a Redis is written redis://HOST or redis://HOST:PORT".to_owned(),
-        "5432" => "a PostgreSQL is written postgres://HOST/DATABASE".to_owned(),
-        "2379" => "an etcd is written etcd://HOST,HOST,HOST".to_owned(),
-        _ => "a server is written redis://HOST, postgres://HOST/DATABASE or etcd://HOST,HOST,HOST".to_owned(),
-    })
+    if is_port && is_host && !rest.starts_with("//") {
+        return Some(match port {
+            "6379" | "6380" => "a Redis is written redis://HOST or redis://HOST:PORT".to_owned(),
+            "5432" => "a PostgreSQL is written postgres://HOST/DATABASE".to_owned(),
+            "2379" => "an etcd is written etcd://HOST,HOST,HOST".to_owned(),
+            _ => "a server is written redis://HOST, postgres://HOST/DATABASE or etcd://HOST,HOST,HOST".to_owned(),
+        });
+    }
+    let alike = alike(scheme, known().map(|(name, _)| name)).filter(|_| !rest.is_empty());
+    alike.map(|alike| format!("did you mean {alike}:?"))
 }
+
+/// What other programs' ways of naming such a store contain, and ours.
+const OTHER_PROGRAMS_FORMS: [(&[&str], &str); 4] = [
+    (&["redis-cli", "valkey-cli"], "redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS"),
+    (&["etcdctl"], "etcd://USER:PASSWORD@HOST,HOST,HOST"),
+    (&["psql", "host=", "hostaddr=", "dbname=", "user=", "Host=", "Server="], "postgres://USER:PASSWORD@HOST/DATABASE"),
+    (&[",password=", ",ssl=", ",abortConnect="], "redis://:PASSWORD@HOST:PORT, or rediss:// for TLS"),
+];
 
 /// Other programs' schemes for such stores, and ours.
 const OTHER_PROGRAMS_SCHEMES: [(&[&str], &str); 7] = [
@@ -140,54 +187,25 @@ fn all_schemes() -> String {
     }
 }
 
-/// Returns the URL without what could be a password, whatever else may be wrong with it: without everything before the last @,
-/// everything from an invalid port on, and the values of unknown parameters.
+/// Returns a URL that has been parsed without what could be a password: without everything before the last @, and the values of
+/// parameters that are no known ones.
 fn hide_password(text: &str) -> String {
     // A %40 may be meant as the @ that ends the user part.
     let ats = [text.rsplit_once('@'), text.rsplit_once("%40")];
     let Some((before, rest)) = ats.into_iter().flatten().max_by_key(|(before, _)| before.len()) else {
-        let (scheme, rest) = text.split_at(end_of_scheme(text));
-        return scheme.to_owned() + &if scheme == "file:" { hide_values(rest) } else { hide_bad_port(rest) };
+        return hide_values(text);
     };
-    let scheme = before.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| kind_of(scheme).is_some());
-    let scheme = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
+    let scheme = before.split(':').next().unwrap_or_default();
     // After a ? the @ may be in the middle of a secret.
-    if before.contains('?') { scheme + "***" } else { format!("{scheme}***@{}", hide_bad_port(rest)) }
-}
-
-/// Returns the end of what precedes the hosts in a URL: the scheme and the slashes after it, as far as they are there.
-fn end_of_scheme(text: &str) -> usize {
-    let Some((scheme, rest)) = text.split_once(':') else { return 0 };
-    let is_path = !rest.starts_with("//") && scheme == "file";
-    let is_word = scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'));
-    let is_scheme = is_word && rest.starts_with("//") || kind_of(scheme).is_some();
-    let slashes = if is_path { 0 } else { rest.len() - rest.trim_start_matches('/').len() };
-    if is_scheme { scheme.len() + 1 + slashes } else { 0 }
-}
-
-/// Returns the part of a URL after the user, up to a port that is not a number: without an @, that may be a password. If all
-/// ports are numbers, see [`hide_values`].
-fn hide_bad_port(rest: &str) -> String {
-    let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
-    let mut at = 0;
-    for host in authority.split(',') {
-        let name = host.rfind(']').unwrap_or(0);
-        let port = host[name..].find(':').map(|colon| name + colon + 1);
-        if let Some(port) = port.filter(|port| port_number(&host[*port..]).is_err()) {
-            return format!("{}***", &rest[..at + port]);
-        }
-        at += host.len() + 1;
-    }
-    hide_values(rest)
+    if before.contains('?') { format!("{scheme}://***") } else { format!("{scheme}://***@{}", hide_values(rest)) }
 }
 
 /// Returns the text without the values of unknown parameters, and of those that may contain a password or other parameters.
 fn hide_values(rest: &str) -> String {
     let Some((place, query)) = rest.split_once('?') else { return rest.to_owned() };
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
-        Some((name, value)) if !is_harmless(name, value) => format!("{}=***", shown_name(name)),
-        Some(_) => parameter.to_owned(),
-        None => shown_name(parameter).to_owned(),
+        Some((name, value)) if !is_harmless(name, value) => format!("{name}=***"),
+        _ => parameter.to_owned(),
     });
     format!("{place}?{}", parameters.collect::<Vec<_>>().join("&"))
 }
@@ -212,7 +230,7 @@ mod tests {
         let refused = Address::parse("nonsense").expect_err("is no URL");
         assert!(
             refused.ends_with(
-                "is not a URL; stores are file:, redis://, rediss://, redis+unix://, redis+sentinel://, rediss+sentinel://, \
+                "it may contain a password; stores are file:, redis://, rediss://, redis+unix://, redis+sentinel://, rediss+sentinel://, \
                  redis+cluster://, rediss+cluster://, postgres://, postgresql://, etcd:// and etcds://"
             ),
             "{refused}"
@@ -374,13 +392,12 @@ mod tests {
     #[test]
     fn what_is_no_secret_is_shown() {
         for (text, shown) in [
-            ("nonsense", "nonsense"),
-            ("file:/a:b?c=d", "file:/a:b?c=***"),
-            ("redis://u:secret@host:1/x?prefix=p&y=z", "redis://***@host:1/x?prefix=p&y=***"),
-            ("http://u:secret@host", "***@host"),
+            ("file:/a:b", "file:/a:b"),
+            ("file:/a@b", "file://***@b"),
+            ("redis://u:secret@host:1/2?prefix=p", "redis://***@host:1/2?prefix=p"),
+            ("redis+sentinel://h/s?sentinel_password=secret&db=1", "redis+sentinel://h/s?sentinel_password=***&db=1"),
             ("postgres://u:secret@a:1,[::1]:2,b/db?sslmode=x", "postgres://***@a:1,[::1]:2,b/db?sslmode=x"),
             ("postgres://a:1,[::1]:2/db:x?schema=s", "postgres://a:1,[::1]:2/db:x?schema=s"),
-            ("postgres://a,u:secret/db?schema=s", "postgres://a,u:***"),
             ("postgres://h/db?schema=a@b", "postgres://***"),
         ] {
             assert_eq!(hide_password(text), shown);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use percent_encoding::percent_decode_str;
 
 use crate::net::endpoint::TlsFiles;
+use crate::text::nearest::alike;
 
 /// The parameters of a URL that have not been taken yet.
 pub(super) struct Parameters(Vec<(String, String)>);
@@ -29,7 +30,7 @@ impl Parameters {
     /// Adds a parameter. Fails if it is already there.
     pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
         if self.has(name) {
-            return Err(format!("has the parameter {:?} twice", shown_name(name)));
+            return Err("has the same parameter twice".into());
         }
         self.0.push((name.to_owned(), value));
         Ok(())
@@ -61,12 +62,19 @@ impl Parameters {
         Ok(TlsFiles { ca, identity })
     }
 
-    /// Fails if a parameter is left. One for TLS needs another scheme, `with_tls`, if there is such a scheme.
-    pub(super) fn none_left(&self, with_tls: Option<&str>) -> Result<(), String> {
+    /// Fails if a parameter is left: it is none of the `known` ones, or one for TLS, which needs another scheme, `with_tls`, if there is
+    /// such a scheme. Does not repeat an unknown name, which may be a password behind an unescaped `?` or `&`.
+    pub(super) fn none_left(&self, known: &[&str], with_tls: Option<&str>) -> Result<(), String> {
         let Some((name, _)) = self.0.first() else { return Ok(()) };
         match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
             Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
-            None => Err(format!("has the parameter {:?}, which is not known", shown_name(name))),
+            None => Err(match alike(name, known.iter()) {
+                Some(meant) if name != meant => format!("has a parameter that is not known; did you mean {meant}?"),
+                _ => {
+                    let are = if known.len() == 1 { "is" } else { "are" };
+                    format!("has a parameter that is not known; there {are} {}", known.join(", "))
+                }
+            }),
         }
     }
 }
@@ -84,12 +92,6 @@ pub(super) fn spelled_tls(files: &TlsFiles) -> String {
     named.into_iter().filter_map(spelled).collect()
 }
 
-/// Returns the name of a parameter as messages may repeat it: one with unusual characters may be a password, or a URL with one.
-pub(super) fn shown_name(name: &str) -> &str {
-    let is_of_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    if name.bytes().all(is_of_word) { name } else { "***" }
-}
-
 /// Decodes a part of a URL.
 pub(super) fn decoded(part: &str) -> Result<String, String> {
     let text = percent_decode_str(part).decode_utf8().map_err(|_| "is not UTF-8 when its % are decoded")?;
@@ -99,6 +101,12 @@ pub(super) fn decoded(part: &str) -> Result<String, String> {
 /// Decodes a path, which may contain any bytes.
 pub(super) fn decoded_path(part: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(percent_decode_str(part).collect()))
+}
+
+/// Returns whether a host has only the characters of names and addresses: a password's separator, as in `HOST,password=PASSWORD`, would
+/// otherwise make the password a host, which messages repeat.
+pub(super) fn is_host(host: &str) -> bool {
+    !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'))
 }
 
 /// Splits `host:port`, where the host may be an IPv6 address in brackets, which are removed.

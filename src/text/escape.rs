@@ -114,29 +114,56 @@ fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
     (name.to_ascii_lowercase().ends_with("password") && !value.is_empty()).then_some((name, value))
 }
 
-/// Masks everything before the last `@` of `value` where `message` repeats it: that could be the user part of a URL, even a
-/// mistyped one. Also masks the passwords in its parameters.
-pub fn without_credentials_of(value: &str, message: &str) -> String {
-    let value = value.trim();
-    let (mut masked, mut message) = (value.to_owned(), message.to_owned());
-    // The message may repeat the value in quotation marks or as it is.
-    let quoted = |text: &str| {
-        let quoted = format!("{text:?}");
-        quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).map_or_else(String::new, str::to_owned)
+/// Returns whether a message may repeat a word that the user has typed in the wrong place: it has the form of a name, a path, a number or a
+/// duration. Anything else may be the address of a store, in whatever form, and have a password in it.
+pub fn is_plain_word(word: &str) -> bool {
+    let is_of_word = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '/' | '~');
+    let is_duration = || {
+        // As in `1h 5M`, `2 months` and `5:30`.
+        word.len() <= 16
+            && word.starts_with(|first: char| first.is_ascii_digit())
+            && word.chars().all(|c| c.is_ascii_digit() || matches!(c, ' ' | '.' | ':') || c.is_ascii_alphabetic())
+            && word.split([' ', ':']).all(|part| {
+                part.starts_with(|first: char| first.is_ascii_digit()) || part.chars().all(char::is_alphabetic)
+            })
     };
-    let mut mask = |secret: &str, mask: &str| {
-        message = message.replace(&quoted(secret), &quoted(mask)).replace(secret, mask);
-    };
-    for (name, secret) in value.split(['?', '&']).filter_map(password_parameter) {
-        let (parameter, safe) = (format!("{name}={secret}"), format!("{name}=***"));
-        mask(&parameter, &safe);
-        masked = masked.replace(&parameter, &safe);
+    word.chars().all(is_of_word) || is_duration()
+}
+
+/// Returns `message` with `***` for everything in quotation marks if it may repeat `value`, or parts of it, and `value` may not be
+/// repeated, see [`is_plain_word`].
+pub fn without_value(value: &str, message: &str) -> String {
+    if is_plain_word(value.trim()) {
+        return message.to_owned();
     }
-    // Last, as the message has it by now.
-    if let Some((secret, _)) = masked.rsplit_once('@').filter(|(secret, _)| !secret.is_empty()) {
-        mask(&format!("{secret}@"), "***@");
+    let mut shown = String::new();
+    let mut rest = message;
+    while let Some((before, quoted)) = rest.split_once('"') {
+        let mut is_escaped = false;
+        let end = quoted.find(|c| {
+            let is_end = c == '"' && !is_escaped;
+            is_escaped = c == '\\' && !is_escaped;
+            is_end
+        });
+        shown.extend([before, "***"]);
+        rest = end.map_or("", |end| &quoted[end + 1..]);
     }
-    message
+    shown + rest
+}
+
+/// Formats a path that the user has typed for a message, in which it follows a verb. What is more likely the address of a store is not
+/// repeated.
+pub fn typed_path(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let is_address = text.contains('=')
+        || text.contains('@') && text.contains(':')
+        || !text.starts_with('/') && text.contains([' ', '\n', ',', ':', ';', '@'])
+        || text.contains("://");
+    if is_address {
+        "the file that it names, which is not shown, because its name may be a password".into()
+    } else {
+        escaped(&text)
+    }
 }
 
 /// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@` without
@@ -203,19 +230,22 @@ mod tests {
     }
 
     #[test]
-    fn credentials_of_a_value_are_not_said_again() {
-        for (value, shown) in [
-            ("u:s\"e@c@h", "\"***@h\" is no number"),
-            ("u:s'e@h", "\"***@h\" is no number"),
-            ("\"u\":s@h", "\"***@h\" is no number"),
-            ("redis://u:p@h", "\"***@h\" is no number"),
-            ("h/m?sentinel_password=s\"e&db=1", "\"h/m?sentinel_password=***&db=1\" is no number"),
-            ("redis://u:p@h/?password=a@b", "\"***@h/?password=***\" is no number"),
-            ("password=a&ca=redis://u:p@h", "\"***@h\" is no number"),
-            ("\u{1}password=a&\u{2}ca=redis://u:p@h", "\"***@h\" is no number"),
-            ("5", "\"5\" is no number"),
+    fn a_value_that_may_be_an_address_is_not_said_again() {
+        for value in ["5", "1M", "1h 5M", "5:30", "soon", "./x", "/etc/lockrun.toml", "-1", "ключ"] {
+            assert_eq!(without_value(value, &format!("{value:?} is no number")), format!("{value:?} is no number"));
+        }
+        for value in [
+            "u:p@h",
+            "h:6379,password=s",
+            "host=h password=s",
+            "redis-cli -a s",
+            "redis://u:s\"e@h",
+            "a\nb",
+            "5 s3cret",
+            "10.0.0.1:6379,s",
         ] {
-            assert_eq!(without_credentials_of(value, &format!("{value:?} is no number")), shown);
+            let message = format!("{value:?} is no number: there is no unit {value:?}; write 5");
+            assert_eq!(without_value(value, &message), "*** is no number: there is no unit ***; write 5");
         }
     }
 

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use super::EtcdStore;
 use crate::net::endpoint::Endpoint;
-use crate::store::url::{Parameters, decoded, split_port};
+use crate::store::url::{Parameters, decoded, is_host, split_port};
 use crate::store::{Backend, Kind, Location};
-use crate::text::escape::without_user;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["etcd://", "etcds://"],
@@ -72,12 +71,9 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     let tls = if scheme == "etcds" { Some(parameters.take_tls()?) } else { None };
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control) {
-        return Err(format!(
-            "has the prefix {:?}, which is empty, ends with a / or has control characters in it",
-            without_user(&prefix)
-        ));
+        return Err("has a prefix that is empty, ends with a / or has control characters in it".into());
     }
-    parameters.none_left(Some("etcds://"))?;
+    parameters.none_left(KIND.parameters, Some("etcds://"))?;
     let mut members = Vec::new();
     for listed in hosts.split(',') {
         let (host, port) = split_port(listed)?;
@@ -85,8 +81,8 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
         if host.is_empty() {
             return Err("names no host, or has a comma too many".into());
         }
-        if host.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err("has a host with a blank in it".into());
+        if !is_host(&host) {
+            return Err("has a host that is neither a name nor an address".into());
         }
         members.push(Endpoint::Tcp { host, port: port.unwrap_or(PORT), tls: tls.clone() });
     }

@@ -37,7 +37,7 @@ fn parse(url: &str) -> Result<FileAddress, String> {
     let path = place.strip_prefix("//").unwrap_or(place);
     let mut parameters = Parameters::read(query)?;
     let group = parameters.take("group");
-    parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
+    parameters.none_left(KIND.parameters, None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
     if group.as_deref() == Some("") {
         return Err("has no group after group=; write file:/DIR?group=NAME".into());
     }

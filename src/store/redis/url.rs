@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::RedisStore;
 use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::store::url::{Parameters, decoded, decoded_path, split_port};
+use crate::store::url::{Parameters, decoded, decoded_path, is_host, split_port};
 use crate::store::{Backend, Kind, Location};
-use crate::text::escape::{escaped_path, without_user};
+use crate::text::escape::escaped_path;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &[
@@ -140,10 +140,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     let (user, password) = read_credentials(credentials)?;
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
-        return Err(format!(
-            "has the prefix {:?}, which is empty or has braces or control characters in it",
-            without_user(&prefix)
-        ));
+        return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
     if scheme == "redis+unix" {
         let path = decoded_path(&format!("/{path}"));
@@ -151,7 +148,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
             return Err("names no socket; write redis+unix:///PATH".into());
         }
         let database = read_database(parameters.take("db").as_deref())?;
-        parameters.none_left(Some("rediss://"))?;
+        parameters.none_left(&["db", "prefix"], Some("rediss://"))?;
         let endpoint = Endpoint::Unix(path);
         let server = Server { role: Role::Alone, endpoint, user, password, database, prefix };
         return Ok(Site { server, failover: None });
@@ -214,7 +211,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         "cluster" => Some(Failover::Cluster(endpoints.iter().map(server).collect())),
         _ => None,
     };
-    parameters.none_left(Some(role.schemes().1))?;
+    parameters.none_left(KIND.parameters, Some(role.schemes().1))?;
     Ok(Site { server: server(&endpoints[0]), failover })
 }
 
@@ -245,7 +242,7 @@ fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<End
         if host.is_empty() {
             return Err("names no host".to_owned());
         }
-        if host.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '[' | ']')) {
+        if !is_host(&host) {
             return Err("has a host that is neither a name nor an address".into());
         }
         Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })

@@ -12,23 +12,23 @@ use crate::support::refusal::{is_refused, marked, touches_nothing};
 /// URLs that name no store.
 const BAD_URLS: &[(&[&str], &str)] = &[
     (&[""], "store"),
-    (&["locks"], "locks"),
-    (&["/var/lock"], "/var/lock"),
-    (&["ftp://127.0.0.1/"], "ftp"),
+    (&["locks"], "not a store's URL"),
+    (&["/var/lock"], "a directory is written file:/DIR"),
+    (&["ftp://127.0.0.1/"], "stores are file:, redis://"),
     (&["http://127.0.0.1/"], "http"),
-    (&["memcached://127.0.0.1"], "memcached"),
-    (&["redis:"], "redis:"),
+    (&["memcached://127.0.0.1"], "stores are file:, redis://"),
+    (&["redis:"], "lacks the // after redis:"),
     (&["redis://"], "host"),
     (&["redis:///0"], "host"),
-    (&["redis://:6379"], "redis://"),
+    (&["redis://:6379"], "the redis URL names no host"),
     (&["redis://127.0.0.1:0"], "port"),
     (&["redis://127.0.0.1:65536"], "port"),
     (&["redis://127.0.0.1:port"], "port"),
-    (&["redis://127.0.0.1/x"], "x"),
-    (&["redis://127.0.0.1/-1"], "-1"),
-    (&["redis://127.0.0.1/0/1"], "0/1"),
-    (&["redis://127.0.0.1/99999999999999999999"], "99999999999999999999"),
-    (&["redis://127.0.0.1/?frobnicate=1"], "frobnicate"),
+    (&["redis://127.0.0.1/x"], "a database that is not a number"),
+    (&["redis://127.0.0.1/-1"], "a database that is not a number"),
+    (&["redis://127.0.0.1/0/1"], "a database that is not a number"),
+    (&["redis://127.0.0.1/99999999999999999999"], "a database that is not a number"),
+    (&["redis://127.0.0.1/?frobnicate=1"], "a parameter that is not known; there are prefix, ca"),
     (&["redis://127.0.0.1/?prefix="], "prefix"),
     (&["redis+unix://"], "redis+unix"),
     (&["redis+unix:relative.sock"], "redis+unix"),
@@ -37,10 +37,10 @@ const BAD_URLS: &[(&[&str], &str)] = &[
     (&["etcds://127.0.0.1/?ca=/etc/hostname&cert=&key="], "empty cert"),
     (&["rediss://127.0.0.1/?cert=/no/such/cert.pem&key=/no/such/key.pem"], "/no/such/"),
     (&["rediss://127.0.0.1/?cert=/etc/hostname"], "key"),
-    (&["file:relative/path"], "relative/path"),
-    (&["file://host/path"], "host"),
-    (&["file:/tmp/?frobnicate=1"], "frobnicate"),
-    (&["file:/tmp/?group=daemon&frobnicate=1"], "frobnicate"),
+    (&["file:relative/path"], "the file URL is not an absolute path; write file:/DIR"),
+    (&["file://host/path"], "is not an absolute path"),
+    (&["file:/tmp/?frobnicate=1"], "a parameter that is not known"),
+    (&["file:/tmp/?group=daemon&frobnicate=1"], "a parameter that is not known; there is group"),
     (&["file:/tmp/?group="], "group="),
     (&["file:/tmp/?group"], "group="),
     (&["file:/tmp/?group=daemon&group=daemon"], "twice"),
@@ -85,7 +85,7 @@ fn store_files() {
     is_refused(call(&file("empty", b"")), "store-file");
     is_refused(call(&file("blank", b"\n \n")), "store-file");
     is_refused(call(&file("not-text", b"\xff\xfe\n")), "store-file");
-    is_refused(call(&file("scheme", b"ftp://127.0.0.1\n")), "ftp");
+    is_refused(call(&file("scheme", b"ftp://127.0.0.1\n")), "--store-file: the value is not a store's URL");
     let good = file("good", b"file:\n");
     touches_nothing(|call| marked(call.key("k").arg("--store-file").arg(&good)), "--store");
     let bad = file("secret", b"redis://:hushhush@127.0.0.1:port\n");

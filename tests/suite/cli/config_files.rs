@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use nix::unistd::Uid;
 use tempfile::TempDir;
@@ -78,7 +79,7 @@ fn what_cannot_be_read_is_an_error() {
     attempt().exited(64).said(&user.file().display().to_string());
 }
 
-// "Else ~/.config/lockrun/config.toml; HOME unset or relative XDG: ignored as the spec says."
+// "Else ~/.config/lockrun/config.toml; HOME unset or relative: there is no user's file."
 #[test]
 fn the_users_file_is_found() {
     let store = Store::file();
@@ -89,11 +90,53 @@ fn the_users_file_is_found() {
     let call = || Lockrun::new(&store).key("k").env("HOME", home.path()).directory(home.path());
     call().run().exited(0).printed("home\n").silent();
     call().env("XDG_CONFIG_HOME", "").run().exited(0).printed("home\n");
-    call().env("XDG_CONFIG_HOME", ".config").run().exited(0).printed("home\n");
     // XDG_CONFIG_HOME replaces ~/.config even if nothing is in it.
     call().env("XDG_CONFIG_HOME", "/nonexistent").run().exited(64).said("no command");
     call().env("HOME", "").run().exited(64).said("no command");
     call().env("HOME", ".").run().exited(64).said("no command");
+}
+
+// "An unreadable configuration is an error, never another store": `XDG_CONFIG_HOME` is set on purpose, so what cannot be read below it is
+// not a missing file.
+#[test]
+fn a_named_directory_that_cannot_be_read_is_an_error() {
+    let (_place, program) = program_for_all();
+    let home = TempDir::new().expect("a temporary directory");
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).expect("our own");
+    let directory = home.path().join("config");
+    let words = ["setpriv", "--reuid", "65534", "--clear-groups", &program, "--key", "k", "--ttl", "soon", "true"];
+    let call = || Lockrun::bare().env("HOME", home.path());
+    let other = |config: &Path| call().env("XDG_CONFIG_HOME", config).command(words).alone();
+    let is_refused = |config: &Path, why: &str| {
+        let output = other(config).exited(64).printed("").said(why);
+        assert!(!output.stderr().contains("soon"), "the run went on: {output}");
+    };
+    // Nothing there is no configuration, as the specification says.
+    other(&directory).exited(64).said("soon");
+    fs::create_dir_all(directory.join("lockrun")).expect("directories");
+    other(&directory).exited(64).said("soon");
+    for closed in [&directory, &directory.join("lockrun")] {
+        need_root("close a directory to another user");
+        fs::set_permissions(closed, fs::Permissions::from_mode(0o700)).expect("our own");
+        is_refused(&directory, "Permission denied");
+        fs::set_permissions(closed, fs::Permissions::from_mode(0o755)).expect("our own");
+    }
+    let file = home.path().join("file");
+    fs::write(&file, "").expect("a file");
+    is_refused(&file, "Not a directory");
+    is_refused(&file.join("below"), "Not a directory");
+    for relative in [".", ".config", "~/.config"] {
+        is_refused(Path::new(relative), "not an absolute path");
+    }
+    let link = directory.join("lockrun/config.toml");
+    std::os::unix::fs::symlink("nowhere", &link).expect("a link");
+    is_refused(&directory, "leads nowhere");
+    fs::remove_file(&link).expect("ours");
+    std::os::unix::fs::symlink("config.toml", &link).expect("a link");
+    is_refused(&directory, "symbolic link");
+    fs::remove_file(&link).expect("ours");
+    fs::create_dir(&link).expect("a directory");
+    is_refused(&directory, "it is a directory");
 }
 
 // A service that has changed its user but not HOME ignores the other user's file, which it cannot even see.

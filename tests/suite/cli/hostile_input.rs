@@ -77,7 +77,7 @@ fn no_value_steers_a_terminal() {
     let directory = TempDir::new().expect("a temporary directory");
     let here = || Lockrun::bare().key("k").directory(directory.path());
     let path = format!("/nonexistent/{HOSTILE}");
-    let url = format!("file:{path}");
+    let url = "file:/nonexistent/%1b[31m%e2%80%ae%0dlockrun:%20y%0alockrun:%20z".to_owned();
     let values = [
         ("store", HOSTILE, 64),
         ("store", &url, 69),

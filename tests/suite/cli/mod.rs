@@ -10,5 +10,6 @@ mod hostile_input;
 mod inputs;
 mod keys;
 mod precedence;
+mod secrets;
 mod slips;
 mod trusted_files;

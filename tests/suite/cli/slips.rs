@@ -356,7 +356,10 @@ fn a_command_that_cannot_be_executed() {
 #[test]
 fn a_store_that_is_no_url() {
     let run = |url: &str| marked(Lockrun::at(url).key("k"));
-    is_refused(run("/tmp/locks"), "is not a URL; a directory is written file:/tmp/locks\n");
+    is_refused(
+        run("/tmp/locks"),
+        "is not a store's URL, and is not shown, because it may contain a password; a directory is written file:/DIR\n",
+    );
     for scheme in ["redis", "postgres"] {
         let output = run(&format!("{scheme}://u:sec/ret@127.0.0.1:1/0"));
         assert!(!output.stderr().contains("sec/") && !output.stderr().contains("ret@"), "{output}");

@@ -90,10 +90,10 @@ fn a_file_of_another_user_is_not_obeyed() {
     let home = TempDir::new().expect("a temporary directory");
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755)).expect("our own");
     fs::create_dir(home.path().join("lockrun")).expect("a directory");
-    fs::write(home.path().join("lockrun/config.toml"), "ttl = 'of root'").expect("a file");
+    fs::write(home.path().join("lockrun/config.toml"), "ttl = 'roots'").expect("a file");
     let words = ["setpriv", "--reuid", "65534", "--clear-groups", &program, "--key", "k", "--", "true"];
     let output = Lockrun::bare().env("XDG_CONFIG_HOME", home.path()).command(words).alone();
-    output.exited(64).said(":1: ttl: \"of root\" is not a duration");
+    output.exited(64).said(":1: ttl: \"roots\" is not a duration");
 }
 
 // "It may also be a pipe": a pipe that the caller has opened is obeyed, even if others can write to it; a FIFO that is given by name is

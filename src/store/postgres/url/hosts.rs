@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::net::endpoint::Endpoint;
-use crate::store::url::{Parameters, decoded, port_number, split_port};
+use crate::store::url::{Parameters, decoded, is_host, port_number, split_port};
 use crate::text::escape::{escaped, escaped_path};
 
 /// The directory of the socket if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
@@ -48,7 +48,7 @@ fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
         "" => Err("has an empty host among others".into()),
         _ if host.contains('\0') => Err("has a NUL character in it".into()),
         _ if host.starts_with('/') => Ok(socket(host)),
-        _ if host.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | '@' | '[' | ']')) => {
+        _ if !is_host(host) => {
             Err("has a host that is neither a name nor an address nor the path of a directory".into())
         }
         _ => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls: None }),
