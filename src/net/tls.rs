@@ -1,7 +1,8 @@
 //! TLS: trusted authorities, the client's certificate, and the handshake.
 
+use std::env;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::WantsClientCert;
@@ -14,6 +15,7 @@ use super::stream::DeadlineSocket;
 use super::tls_error::{explained, in_words};
 use super::verifier::NamelessVerifier;
 use crate::sys::input;
+use crate::sys::trust::{check_directory, is_refusal};
 use crate::text::escape::{escaped_path, without_user};
 
 /// What a server's certificate must prove, besides that the server has its key.
@@ -141,10 +143,27 @@ fn authorities(files: &TlsFiles) -> io::Result<RootCertStore> {
             }
         }
         None => {
+            check_variables()?;
             trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
     Ok(trusted)
+}
+
+/// Fails if a second user could change the authorities that OpenSSL's variables name in place of the system's.
+fn check_variables() -> io::Result<()> {
+    let named = |variable| env::var_os(variable).filter(|value| !value.is_empty()).unwrap_or_default();
+    let (file, directories) = (PathBuf::from(named("SSL_CERT_FILE")), named("SSL_CERT_DIR"));
+    // Another error shows when the authorities are read.
+    if let Err(error) = input::read_trusted_file_or_pipe(&file)
+        && is_refusal(&error)
+    {
+        return Err(bad_file(&file, &error));
+    }
+    for directory in env::split_paths(&directories).filter(|path| !path.as_os_str().is_empty()) {
+        check_directory(&directory).map_err(|error| bad_file(&directory, &error))?;
+    }
+    Ok(())
 }
 
 /// Completes the configuration with the client's certificate, if there is one.
@@ -153,7 +172,7 @@ fn with_identity(builder: ConfigBuilder<ClientConfig, WantsClientCert>, files: &
         None => Ok(builder.with_no_client_auth()),
         Some((certificate, key)) => {
             let chain = certificates(certificate)?;
-            let pem = input::read_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
+            let pem = input::read_secret_file_or_pipe(key).map_err(|error| bad_file(key, &error))?;
             let secret =
                 PrivateKeyDer::from_pem_slice(&pem).map_err(|error| bad_file(key, &why_no_key(&pem, &error)))?;
             builder.with_client_auth_cert(chain, secret).map_err(|error| match error {
@@ -166,7 +185,7 @@ fn with_identity(builder: ConfigBuilder<ClientConfig, WantsClientCert>, files: &
 
 /// Returns the certificates in a PEM file. Fails if there is none.
 fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-    let pem = input::read_file_or_pipe(path).map_err(|error| bad_file(path, &error))?;
+    let pem = input::read_trusted_file_or_pipe(path).map_err(|error| bad_file(path, &error))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match found {
         Ok(found) if found.is_empty() => Err(bad_file(path, &"it contains no certificate")),
@@ -198,6 +217,7 @@ fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
     use std::thread;
     use std::time::Duration;
@@ -319,6 +339,10 @@ mod tests {
         made.openssl("pkcs8 -topk8 -in client.key -passout pass:secret -out new.key");
         made.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-521 -out p521.key");
         std::fs::write(made.path("damaged.key"), "-----BEGIN PRIVATE KEY-----\nno-key\n").expect("is written");
+        let private = std::fs::Permissions::from_mode(0o600);
+        for name in ["old.key", "new.key", "p521.key", "damaged.key", "client.crt"] {
+            std::fs::set_permissions(made.path(name), private.clone()).expect("our own");
+        }
         for (certificate, key, why) in [
             ("client.crt", "old.key", "old.key: the key is encrypted"),
             ("client.crt", "new.key", "new.key: the key is encrypted"),

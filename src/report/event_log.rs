@@ -1,6 +1,7 @@
 //! The event log: a file to which events are appended, one JSON object per line.
 //!
-//! It never makes a run fail or wait: lines that cannot be written are lost, with one warning.
+//! It never makes a run fail or wait once the run has begun: lines that cannot be written are lost, with one warning. A file that a second
+//! user could have chosen is refused before that.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use crate::lock::holder::Holder;
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::report;
 use crate::sys::clock::Moment;
-use crate::text::escape::{escaped, json_for_terminals, word_without_credentials};
+use crate::sys::trust::is_refusal;
+use crate::text::escape::{json_for_terminals, typed_path};
 
 /// A file to which the events of a run are appended.
 #[derive(Debug)]
@@ -51,10 +53,12 @@ struct Line<'a> {
 }
 
 impl EventLog {
-    /// Opens the event log of `run` in the file at `path`, which is created if it does not exist. The signals must be blocked.
-    pub fn open(path: &Path, run: Holder) -> Self {
+    /// Opens the event log of `run` in the file at `path`, which is created if it does not exist. The signals must be blocked. Fails,
+    /// with a message for the user, if a second user could have chosen the file.
+    pub fn open(path: &Path, run: Holder) -> Result<Self, String> {
         let (line_writer, error) = match LineWriter::new(path.to_owned()) {
             Ok(line_writer) => (Some(line_writer), None),
+            Err(why) if is_refusal(&why) => return Err(format!("cannot append events to {}: {why}", typed_path(path))),
             Err(error) => (None, Some(error)),
         };
         let event_log = EventLog {
@@ -68,7 +72,7 @@ impl EventLog {
         if let Some(error) = error {
             event_log.warn(&error);
         }
-        event_log
+        Ok(event_log)
     }
 
     /// Queues an event of the lock `key`. Does not wait until it is written.
@@ -136,10 +140,7 @@ impl EventLog {
             None if error.kind() == ErrorKind::TimedOut => "a write takes too long".into(),
             _ => error.to_string(),
         };
-        report::say(&format!(
-            "warning: cannot write events to {}: {why}; the run continues",
-            escaped(&word_without_credentials(&self.path.to_string_lossy()))
-        ));
+        report::say(&format!("warning: cannot write events to {}: {why}; the run continues", typed_path(&self.path)));
     }
 }
 

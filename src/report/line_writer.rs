@@ -1,18 +1,24 @@
 //! Writes lines to a file whose writes may block, such as one on an unreachable server, in a thread of its own, so that the run
 //! does not wait.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::sys::append::open_to_append;
+use crate::sys::trust::is_refusal;
+
 /// How long a run waits at its end for the last lines.
 const LAST_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a run waits at its beginning to learn whether the file may be used.
+const OPEN_WAIT: Duration = Duration::from_secs(2);
 
 /// A small stack: the thread only writes.
 const STACK: usize = 64 * 1024;
@@ -29,25 +35,33 @@ pub struct LineWriter {
 
 impl LineWriter {
     /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread cannot be
-    /// started.
+    /// started, or, as [`crate::sys::trust::is_refusal`] recognises, if a second user could have chosen the file. Waits for the latter no
+    /// longer than [`OPEN_WAIT`]; a file that takes longer to open is checked all the same.
     ///
     /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a
     /// fork(2) could need, except the allocator's, which the C library handles.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let (lines, to_write) = channel::<String>();
         let (ends, end) = channel();
+        let (tells, told) = channel();
         let failure = Arc::new(OnceLock::new());
         let failed = Arc::clone(&failure);
         let write = move || {
             // Dropped at the end of the thread, which closes `end`.
             let _ends: Sender<()> = ends;
             let fail = |error| drop(failed.set(error));
-            match open(&path) {
+            let opened = open(&path);
+            // Nobody listens any more if it took too long.
+            let _ = tells.send(opened.as_ref().err().filter(|error| is_refusal(error)).map(ToString::to_string));
+            match opened {
                 Ok(file) => to_write.iter().for_each(|line| write_line(&file, &line).unwrap_or_else(fail)),
                 Err(error) => fail(error),
             }
         };
         thread::Builder::new().name("events".into()).stack_size(STACK).spawn(write)?;
+        if let Ok(Some(why)) = told.recv_timeout(OPEN_WAIT) {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        }
         Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure })
     }
 
@@ -70,11 +84,9 @@ impl LineWriter {
     }
 }
 
-/// Opens the file. Neither a FIFO without a reader nor a terminal blocks it, and COMMAND does not inherit it.
+/// Opens the file.
 fn open(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    let opened = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path);
-    opened.or_else(|error| standard_socket(path).ok_or(error))
+    open_to_append(path).or_else(|error| standard_socket(path).ok_or(error))
 }
 
 /// Returns a duplicate of standard error or standard output, if `path` names it, as `/dev/stderr` does, and it is a socket, as under

@@ -24,9 +24,10 @@ impl Reporter {
         Reporter { key, verbosity, event_log: None }
     }
 
-    /// Adds the event log of `run`, in the file at `path` if one is given.
-    pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Self {
-        Reporter { event_log: path.map(|path| EventLog::open(path, run.clone())), ..self }
+    /// Adds the event log of `run`, in the file at `path` if one is given. Fails as [`EventLog::open`] does.
+    pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Result<Self, String> {
+        let event_log = path.map(|path| EventLog::open(path, run.clone())).transpose()?;
+        Ok(Reporter { event_log, ..self })
     }
 
     /// Continues the report of a run that another process has reported until now, and that has come this far.

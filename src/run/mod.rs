@@ -21,6 +21,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::config::plan::Plan;
+use crate::config::settings::UsageError;
 use crate::lock::holder::Holder;
 use crate::lock::lease::{Lease, Ttl};
 use crate::lock::milestones::{Acquisition, Milestones};
@@ -53,17 +54,18 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     // Before the fork: the holder that others see is lockrun itself, not its guardian.
     let claim = claim(plan);
     if !plan.store.has_leases() {
-        return Run::new(plan, claim).carry_out(store, signals, None);
+        return Run::new(plan, claim)?.carry_out(store, signals, None);
     }
     let forked = watched_by_lockrun::fork();
     match forked.map_err(|errno| anyhow!("cannot start lockrun's guardian process: {}", why_no_process(errno)))? {
         ForkSide::Guardian(guardian) => {
             // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare --pid without --fork).
             let checked = start::check_proc(plan);
-            let done = checked.and_then(|()| Run::new(plan, claim).carry_out(store, signals, Some(&guardian)));
+            let run = checked.and_then(|()| Ok(Run::new(plan, claim)?));
+            let done = run.and_then(|run| run.carry_out(store, signals, Some(&guardian)));
             let outcome = done.unwrap_or_else(|error| {
                 report::error(&error);
-                Outcome::Failed
+                if error.is::<UsageError>() { Outcome::BadUsage } else { Outcome::Failed }
             });
             guardian.end(outcome.ending())
         }
@@ -97,18 +99,32 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports.
-    fn new(plan: &'a Plan, claim: Claim) -> Self {
-        let reporter =
-            Reporter::new(plan.key.clone(), plan.verbosity).with_event_log(plan.events.as_deref(), &claim.holder);
+    /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports. Fails if the event log
+    /// cannot be trusted.
+    fn new(plan: &'a Plan, claim: Claim) -> Result<Self, UsageError> {
+        let reporter = Self::printing(plan).with_event_log(plan.events.as_deref(), &claim.holder)?;
+        Ok(Self::reporting_to(reporter, plan, claim))
+    }
+
+    fn reporting_to(reporter: Reporter, plan: &'a Plan, claim: Claim) -> Self {
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter: Arc::new(reporter) }
+    }
+
+    /// Returns a reporter without an event log.
+    fn printing(plan: &Plan) -> Reporter {
+        Reporter::new(plan.key.clone(), plan.verbosity)
     }
 
     /// As [`Run::new`], for a run that the guardian has reported until now.
     fn resumed(plan: &'a Plan, claim: Claim, milestones: Milestones) -> Self {
-        let run = Run::new(plan, claim);
-        run.reporter.resume(milestones);
-        run
+        let opened = Self::printing(plan).with_event_log(plan.events.as_deref(), &claim.holder);
+        // The run goes on: only its beginning may be refused.
+        let reporter = opened.unwrap_or_else(|why| {
+            report::say(&format!("warning: {why}"));
+            Self::printing(plan)
+        });
+        reporter.resume(milestones);
+        Self::reporting_to(reporter, plan, claim)
     }
 
     /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.

@@ -14,7 +14,7 @@ pub const GROUP_WRITES: u32 = 0o020;
 pub const OTHERS_WRITE: u32 = 0o002;
 
 /// The most symbolic links that the kernel follows on one path.
-const LINKS_MAX: u32 = 40;
+pub const LINKS_MAX: u32 = 40;
 
 /// A directory or a symbolic link on a path.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
 }
 
 /// Returns the names in a path in reverse order.
-fn reversed(path: &Path) -> Vec<OsString> {
+pub fn reversed(path: &Path) -> Vec<OsString> {
     let names = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     names.rev().map(|part| part.as_os_str().to_owned()).collect()
 }

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::clock::Moment;
-use super::trust;
+use super::trust::{self, Privacy};
 
 /// The longest file, in bytes: far more than any configuration needs.
 const MAX_LEN: usize = 1 << 20;
@@ -22,12 +22,18 @@ const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reads a regular file that no other user (except root) can have written, see [`trust::check`]. Returns its contents and metadata.
 /// Fails, with a reason that does not name the file, if it is not such a file or is longer than [`MAX_LEN`].
 pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
+    let (file, metadata) = open_regular(path)?;
+    Ok((read_regular(&file)?, metadata))
+}
+
+/// Opens a regular file that no other user can have written.
+fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     let (file, metadata) = open(path)?;
     if !metadata.is_file() {
         return Err(io::Error::other(format!("it is {}, not a regular file", kind(metadata.file_type()))));
     }
     trust::check(path, &file, &metadata)?;
-    Ok((read_regular(&file)?, metadata))
+    Ok((file, metadata))
 }
 
 /// Reads a regular file, or a pipe: a FIFO, `/dev/stdin` or a shell's `<(...)`. A pipe is read to its end, which must come within
@@ -38,10 +44,19 @@ pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     read(&file, &metadata)
 }
 
-/// Does the same for a file that other users may have written.
-pub fn read_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
+/// Does the same for a secret, which other users must not be able to read either, see [`trust::check_private`].
+pub fn read_secret_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
+    trust::check(path, &file, &metadata)?;
+    trust::check_private(path, &file, &metadata, Privacy::RootsGroup)?;
     read(&file, &metadata)
+}
+
+/// Reads a regular file with passwords, which other users must not be able to read either. Fails as [`read_trusted_file`] does.
+pub fn read_password_file(path: &Path) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open_regular(path)?;
+    trust::check_private(path, &file, &metadata, Privacy::Owner)?;
+    read_regular(&file)
 }
 
 fn read(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {

@@ -3,6 +3,7 @@
 pub mod accounts;
 pub mod acl;
 pub mod ancestors;
+pub mod append;
 pub mod backoff;
 pub mod children;
 pub mod clock;

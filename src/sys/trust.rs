@@ -14,9 +14,13 @@ use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
 use crate::text::shell::{path_word, word};
 
-/// Standard input and the directories of descriptors: lockrun's caller opened these files and is responsible for their contents.
-const STANDARD_INPUT: &str = "/dev/stdin";
+/// The standard streams and the directories of descriptors: lockrun's caller opened these files and is responsible for their contents.
+const STREAMS: [&str; 3] = ["/dev/stdin", "/dev/stdout", "/dev/stderr"];
 const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
+
+/// The permission bits that let anyone but the owner use a file, and the one that lets its group read it.
+const OTHERS: u32 = 0o077;
+const GROUP_READS: u32 = 0o040;
 
 /// The file system type of unnamed pipes: see statfs(2).
 const PIPEFS: FsType = FsType(0x5049_5045);
@@ -52,6 +56,19 @@ pub fn check_above(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails, with a reason that says what to do, if a user other than root and this one can replace the directory at `path`, or create files in
+/// it. A missing directory is right.
+pub fn check_directory(path: &Path) -> io::Result<()> {
+    let steps = match walk(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        walked => walked.map_err(cannot_walk)?.0,
+    };
+    judge_steps(&steps)?;
+    // Not even in a sticky one.
+    let others_write = steps.last().filter(|step| step.mode & (GROUP_WRITES | OTHERS_WRITE) != 0);
+    others_write.map_or(Ok(()), |step| refuse(format!("others can write to it; chmod go-w {}", path_word(&step.path))))
 }
 
 /// Returns the first directory or symbolic link above `path` that does not belong to root, or that others can write to: they could
@@ -90,24 +107,86 @@ fn judge_steps(steps: &[Step]) -> io::Result<()> {
 }
 
 fn refuse(why: String) -> io::Result<()> {
-    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+    Err(refusal(why))
+}
+
+fn refusal(why: String) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
 /// Returns whether lockrun's caller opened the file: its path names a descriptor, or it is an unnamed pipe, which has no name by which
 /// another user could open it.
 fn is_from_caller(path: &Path, file: &File, metadata: &Metadata) -> bool {
-    let is_in = |directory: &&str| path.parent() == Some(Path::new(directory));
     let is_pipe = || fstatfs(file).is_ok_and(|system| system.filesystem_type() == PIPEFS);
-    path == Path::new(STANDARD_INPUT) || DESCRIPTORS.iter().any(is_in) || metadata.file_type().is_fifo() && is_pipe()
+    is_name_of_descriptor(path) || metadata.file_type().is_fifo() && is_pipe()
+}
+
+/// Returns whether a path names a descriptor of this process, as `/dev/stderr` and `/dev/fd/3` do.
+pub fn is_name_of_descriptor(path: &Path) -> bool {
+    let is_in = |directory: &&str| path.parent() == Some(Path::new(directory));
+    STREAMS.iter().any(|stream| path == Path::new(stream)) || DESCRIPTORS.iter().any(is_in)
+}
+
+/// Fails if another user than root and this one owns a file.
+pub fn judge_owner(owner: u32) -> io::Result<()> {
+    belongs_to_another(owner, geteuid().as_raw()).map_or(Ok(()), refuse)
+}
+
+/// Fails if this user cannot trust this step.
+pub fn judge(step: &Step) -> io::Result<()> {
+    judge_steps(std::slice::from_ref(step))
+}
+
+/// Fails because the file at `path` has other names, in a directory to which other users can write.
+pub fn refuse_other_names<T>(path: &Path) -> io::Result<T> {
+    Err(refusal(format!(
+        "{} has another name (a hard link), and other users can create such links in its directory; remove it, or use another path",
+        escaped_path(path)
+    )))
+}
+
+/// Returns whether an error is the refusal of this module, not one of the system.
+pub fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied && error.raw_os_error().is_none()
+}
+
+/// How far the owner of a secret file may open it to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privacy {
+    /// Not at all.
+    Owner,
+    /// The group may read it if root owns it, as for a key that several services use. libpq has the same rule.
+    RootsGroup,
+}
+
+/// Fails, with a reason that says what to do, if other users can read or write the secret `file` that was opened at `path`.
+pub fn check_private(path: &Path, file: &File, metadata: &Metadata, privacy: Privacy) -> io::Result<()> {
+    if is_from_caller(path, file, metadata) {
+        return Ok(());
+    }
+    let (mode, may_share) = (metadata.mode() & 0o7777, privacy == Privacy::RootsGroup && metadata.uid() == 0);
+    let others = if may_share { OTHERS & !GROUP_READS } else { OTHERS };
+    if mode & others == 0 {
+        return Ok(());
+    }
+    let right = if may_share { "0640" } else { "0600" };
+    refuse(format!("it is not for its owner alone (mode {mode:03o}); chmod {right} {}", path_word(path)))
+}
+
+/// Returns what is wrong with a file's owner for the user `us`, if anything.
+fn belongs_to_another(owner: u32, us: u32) -> Option<String> {
+    (owner != 0 && owner != us).then(|| {
+        format!(
+            "it belongs to uid {owner}, and only files of root and of this user (uid {us}) are trusted; change its owner, or use another \
+             file"
+        )
+    })
 }
 
 /// Returns what is wrong with the file itself for the user `us`, if anything.
 fn judge_file(path: &Path, owner: u32, mode: u32, us: u32) -> Option<String> {
-    if owner != 0 && owner != us {
-        return Some(format!(
-            "it belongs to uid {owner}, and only files of root and of this user (uid {us}) are trusted; change its owner, or use another \
-             file"
-        ));
+    if let Some(why) = belongs_to_another(owner, us) {
+        return Some(why);
     }
     let others_write = mode & (GROUP_WRITES | OTHERS_WRITE) != 0;
     others_write.then(|| format!("others can write to it (mode {:03o}); chmod go-w {}", mode & 0o7777, path_word(path)))

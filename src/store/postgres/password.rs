@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
@@ -14,10 +13,6 @@ use super::url::Server;
 use crate::net::endpoint::Endpoint;
 use crate::sys::{accounts, input, trust};
 use crate::text::escape::escaped_path;
-use crate::text::shell::path_word;
-
-/// The permission bits that let anyone but the owner use a file.
-const OTHERS: u32 = 0o077;
 
 /// Returns the password for the server at `endpoint`. `None` if there is none, or if it is empty.
 ///
@@ -53,15 +48,11 @@ fn find_by(
 /// Returns the password in the file at `path`, if there is one.
 fn in_file(path: &Path, server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
     let wrong = |why: &dyn Display| Err(format!("cannot use the password file {}: {why}", escaped_path(path)));
-    let (contents, metadata) = match input::read_trusted_file(path) {
+    let contents = match input::read_password_file(path) {
         Ok(read) => read,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return wrong(&error),
     };
-    let mode = metadata.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return wrong(&format!("it is not for its owner alone (mode {mode:03o}); chmod 0600 {}", path_word(path)));
-    }
     let Some(password) = entry(&contents, server, endpoint) else { return Ok(None) };
     match String::from_utf8(password) {
         Ok(password) => Ok(Some(password).filter(|password| !password.is_empty())),

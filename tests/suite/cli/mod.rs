@@ -12,4 +12,6 @@ mod keys;
 mod precedence;
 mod secrets;
 mod slips;
+mod trusted_certificates;
+mod trusted_events;
 mod trusted_files;

@@ -136,7 +136,9 @@ fn an_address_in_another_place_is_not_repeated() {
         keeps_the_secret(&run(call().env("LOCKRUN_STORE_FILE", address)), "LOCKRUN_STORE_FILE: ");
         // A line of the file as it was pasted, and as the name of an option.
         let quoted = json!(address).to_string();
-        for line in [(*address).to_owned(), format!("store = {}", quoted.trim_end_matches('"')), format!("{quoted} = 1")] {
+        for line in
+            [(*address).to_owned(), format!("store = {}", quoted.trim_end_matches('"')), format!("{quoted} = 1")]
+        {
             let user = UserConfig::with(&format!("ttl = 5\n{line}\n"));
             keeps_the_secret(&run(user.of(call())), &user.line(2)[..user.line(2).len() - 2]);
         }
