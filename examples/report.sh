@@ -1,7 +1,8 @@
 #!/bin/sh
 # A small nightly report: how full the disks of this machine are. It needs only POSIX tools.
 #
-#   REPORT_DIR  write the report to report-DATE.txt in this directory instead of standard output
+#   REPORT_DIR  write the report to report-DATE.txt in this directory instead of standard output. Nobody else may be able to write to it, nor to
+#               that of REPORT_LOG: a link planted there would lead to another file.
 #   REPORT_LOG  append one line per run to this file: time, host, pid, and the lock's key and fence ("-" without a lock)
 #
 # Under lockrun, LOCKRUN_KEY and LOCKRUN_FENCE are set; the report says which run wrote it.

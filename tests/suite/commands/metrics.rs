@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,9 +10,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::hand::token;
+use crate::support::holder::write_script;
 use crate::support::lock_file;
 use crate::support::lockrun::PROGRAM;
-use crate::support::processes::PATH;
+use crate::support::processes::{PATH, find_program};
 use crate::support::pty::Terminal;
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, Output, Store};
@@ -160,3 +162,56 @@ on_every_store!(one_lock_can_be_pruned, |store| {
     assert!(!left.contains("\na ") && left.contains("\nb ") && left.contains("\nheld "), "{left}");
     holder.end();
 });
+
+// Run by root in a directory of another user, it leads to no file elsewhere, whatever that user plants there, and whenever: each program that it
+// calls is followed here by one that puts links in place of its files.
+#[test]
+fn the_collector_follows_no_planted_link() {
+    let (store, place) = (Store::file(), TempDir::new().expect("a temporary directory"));
+    let path = |name: &str| place.path().join(name);
+    let (directory, victim, elsewhere, programs) =
+        (path("textfile"), path("victim"), path("elsewhere"), path("programs"));
+    for made in [&directory, &elsewhere, &programs] {
+        fs::create_dir(made).expect("a directory");
+    }
+    fs::write(&victim, "root's own\n").expect("a file");
+    fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).expect("our own");
+    for name in ["mktemp", "lockrun", "tail", "chmod", "cat", "date", "dd", "cp", "install", "mv", "rm"] {
+        let real = if name == "lockrun" { PROGRAM.to_owned() } else { find_program(name).display().to_string() };
+        let script = format!(
+            "#!/bin/sh\n{real} \"$@\"; status=$?\ncd {} && for file in .[!.]*; do ln -sfn {} \"$file\"; done\nexit $status\n",
+            directory.display(),
+            victim.display()
+        );
+        write_script(&programs, name, &script);
+    }
+    let collector = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/textfile-collector");
+    for planted in [&victim, &elsewhere] {
+        let _ = fs::remove_file(directory.join("lockrun.prom"));
+        std::os::unix::fs::symlink(planted, directory.join("lockrun.prom")).expect("a link");
+        let call =
+            Lockrun::bare().env("PATH", format!("{}:{PATH}", programs.display())).env("LOCKRUN_STORE", store.url());
+        call.command([Path::new(collector), &directory]).alone();
+        assert_eq!(fs::read_to_string(&victim).expect("it is there"), "root's own\n", "it was overwritten");
+        assert_eq!(
+            victim.metadata().expect("it is there").permissions().mode() & 0o7777,
+            0o600,
+            "its mode was changed"
+        );
+        assert_eq!(fs::read_dir(&elsewhere).expect("ours").count(), 0, "a file was moved there");
+    }
+    // Without an attacker, the planted link is replaced.
+    std::os::unix::fs::symlink(&elsewhere, directory.join("new")).expect("a link");
+    fs::rename(directory.join("new"), directory.join("lockrun.prom")).expect("ours");
+    let link = programs.join("lockrun");
+    fs::remove_dir_all(&programs).expect("ours");
+    fs::create_dir(&programs).expect("a directory");
+    std::os::unix::fs::symlink(PROGRAM, link).expect("a link");
+    let call = Lockrun::bare().env("PATH", format!("{}:{PATH}", programs.display())).env("LOCKRUN_STORE", store.url());
+    call.command([Path::new(collector), &directory]).alone().exited(0).silent();
+    let written = directory.join("lockrun.prom");
+    assert!(written.symlink_metadata().expect("it is there").is_file());
+    assert_eq!(written.metadata().expect("it is there").permissions().mode() & 0o777, 0o644);
+    let left: Vec<_> = fs::read_dir(&directory).expect("ours").flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left.iter().filter(|name| *name == "lockrun.prom").count(), 1);
+}
