@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::unistd::geteuid;
 
 use super::open;
 use crate::cli::name;
@@ -11,6 +12,7 @@ use crate::lock::holder::Holder;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{Held, LivingHolder, Revoked};
+use crate::sys::namespace::own_pid_namespace;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
@@ -81,7 +83,16 @@ fn former_holder(held: &Held) -> String {
 /// Returns what to do about the processes that keep the lock.
 fn how_to_end(pids: &[u32]) -> String {
     if pids.is_empty() {
-        return "this user may not see which".into();
+        // No process of this namespace that can be inspected has the lock.
+        let elsewhere = format!(
+            "it runs outside {}, for instance in a container that shares the directory: end it there",
+            own_pid_namespace()
+        );
+        return if geteuid().is_root() {
+            elsewhere
+        } else {
+            format!("this user may not see which: it is another user's (ask root), or {elsewhere}")
+        };
     }
     format!("stop it with kill {}", pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))
 }

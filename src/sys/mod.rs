@@ -14,6 +14,7 @@ pub mod deferred;
 pub mod descriptor;
 pub mod environment;
 pub mod input;
+pub mod namespace;
 pub mod priority;
 pub mod signals;
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::MetadataExt;
 
 use anyhow::Context;
 use nix::sys::stat::{fstat, major, minor};
@@ -106,12 +105,17 @@ impl<'a> Lock<'a> {
 /// Returns what the kernel's list calls the file, as in `00:19:5678`. This process's own lock on the record, which must be locked, shows
 /// it: on btrfs and overlayfs the device is not the one that fstat(2) returns.
 fn listed_as(file: &LockFile) -> Result<String, StoreError> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).unwrap_or_default();
-    if let Some(own) = info.lines().find_map(|line| Lock::read(line.strip_prefix("lock:")?)) {
-        return Ok(own.file.to_owned());
+    if let Some(own) = own_lock(file) {
+        return Ok(own);
     }
     let stat = fstat(file).with_context(|| format!("cannot look at {}", file.path()))?;
     Ok(format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino))
+}
+
+/// Returns what the kernel calls the file, if this process has a lock on it.
+fn own_lock(file: &LockFile) -> Option<String> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).unwrap_or_default();
+    info.lines().find_map(file_of).map(str::to_owned)
 }
 
 /// Returns the processes that have the lock on this byte of the file, as far as this user may inspect them.
@@ -133,21 +137,29 @@ pub(super) fn is_stopped(pid: u32) -> bool {
 }
 
 /// Returns the processes with a lock on the file that `is_it`, given a line of /proc/PID/fdinfo/FD.
+///
+/// The kernel names a lock's file in that line. No descriptor is looked at by stat(2): a foreign one may be of a file on a server that does
+/// not answer, for which stat(2) would wait for ever.
 fn having(file: &LockFile, is_it: impl Fn(&str) -> bool) -> Vec<u32> {
-    let Ok(stat) = fstat(file.as_fd()) else { return Vec::new() };
+    // The name is that of an own lock. If there is none, the record is not locked, so it can be for a moment.
+    let Ok(name) = own_lock(file).map_or_else(|| file.with_record_locked(|| listed_as(file)), Ok) else {
+        return Vec::new();
+    };
+    let shows_it = |info: &str| info.lines().any(|line| file_of(line) == Some(&name) && is_it(line));
     let has_lock = |pid: u32| -> io::Result<bool> {
-        Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().any(|fd| {
-            let is_file = |target: fs::Metadata| target.dev() == stat.st_dev && target.ino() == stat.st_ino;
-            let number = fd.file_name();
-            let info = || fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display())).unwrap_or_default();
-            fs::metadata(fd.path()).is_ok_and(is_file) && info().lines().any(&is_it)
-        }))
+        let mut descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten();
+        Ok(descriptors.any(|descriptor| fs::read_to_string(descriptor.path()).is_ok_and(|info| shows_it(&info))))
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid| has_lock(*pid).unwrap_or(false))
         .collect()
+}
+
+/// Returns the file that a line of /proc/PID/fdinfo/FD about a lock names.
+fn file_of(line: &str) -> Option<&str> {
+    line.strip_prefix("lock:")?.split_ascii_whitespace().nth(5)
 }
 
 /// Returns whether a line of /proc/PID/fdinfo/FD shows the open file's own lock on this byte, as in
@@ -171,6 +183,8 @@ mod tests {
         assert_eq!((lock.waits, lock.kind, lock.pid, lock.file), (true, "FLOCK", 7, "fd:01:9"));
         assert!(Lock::read("3: OFDLCK ADVISORY  WRITE -1 00:19:5678 1 1").is_none());
         assert!(is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 7 7", 7));
+        assert_eq!(file_of("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 7 7"), Some("00:19:5678"));
+        assert_eq!((file_of("pos:\t0"), file_of("lock:\t1: FLOCK")), (None, None));
         assert!(!is_lock_on("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:19:5678 8 8", 7));
         assert!(!is_lock_on("lock:\t1: FLOCK  ADVISORY  WRITE 4242 00:19:5678 0 EOF", 0));
     }

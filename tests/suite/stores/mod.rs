@@ -12,6 +12,7 @@ mod etcd_unanswered;
 mod etcd_users;
 mod failover;
 mod failover_listing;
+mod foreign_descriptors;
 mod group;
 mod group_directory;
 mod group_planted;

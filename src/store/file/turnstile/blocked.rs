@@ -12,6 +12,7 @@ use crate::store::file::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use crate::store::file::waiters;
 use crate::store::{Claim, Held, IfHeld, StoreError};
 use crate::sys::clock::Moment;
+use crate::sys::namespace::own_pid_namespace;
 use crate::sys::signals;
 
 /// More than the time in which the next run takes a lock that is free, even if the report of that was lost.
@@ -112,5 +113,9 @@ pub(in crate::store::file) fn blocked(file: &LockFile, pid: Option<u32>) -> Stor
 
 /// Describes a process, if it can be seen.
 fn named(pid: Option<u32>) -> String {
-    pid.map_or_else(|| "another process".to_owned(), |pid| Holder::of_process(pid).to_string())
+    match pid {
+        // 0 is the kernel's number for a process of another namespace, which newer kernels do not list at all.
+        Some(pid @ 1..) => Holder::of_process(pid).to_string(),
+        _ => format!("another process (of another user, or outside {})", own_pid_namespace()),
+    }
 }
