@@ -13,18 +13,18 @@ use crate::config::settings::{DEFAULT_TTL, Settings, Ttl, UsageError};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
-use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
+use crate::report::{self, Verbosity};
 use crate::run::acquire::{self, HeldPolicy};
 use crate::run::enclosing::{EnclosingLocks, OUTER};
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, left_behind};
+use crate::store::{Claim, Grant, Mode, left_behind};
 use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
 use crate::sys::stderr;
-use crate::text::escape::json_for_terminals;
+use crate::text::escape::{escaped, json_for_terminals};
 use crate::text::shell::quoted;
 
 /// The settings of `lockrun acquire`, checked.
@@ -91,8 +91,13 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),
     };
+    let is_alone = acquire::is_held_alone(&mut *store, &claim);
+    if is_alone == Some(true) && !claim.mode.is_exclusive() && verbosity >= Verbosity::Normal {
+        let key = escaped(claim.key.as_str());
+        report::say(&format!("lock \"{key}\" is held alone by this token, as before: to share it, release it first"));
+    }
     let interrupted = signals.obey();
-    let printed = if interrupted.is_none() { print(form, &claim, &grant, &enclosing) } else { Ok(()) };
+    let printed = if interrupted.is_none() { print(form, &claim, &grant, is_alone, &enclosing) } else { Ok(()) };
     if interrupted.is_some() || printed.is_err() {
         // If the token already held the lock, it still does.
         let is_clean = store.cancel(&claim, false);
@@ -108,15 +113,24 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     Ok(interrupted.map_or(Outcome::Printed, |signal| Outcome::Ended(Ending::Signaled(signal))))
 }
 
-fn print(form: Form, claim: &Claim, grant: &Grant, enclosing: &EnclosingLocks) -> io::Result<()> {
+/// Prints the answer. `is_alone` says whether the lock is held alone, if that is known.
+fn print(
+    form: Form,
+    claim: &Claim,
+    grant: &Grant,
+    is_alone: Option<bool>,
+    enclosing: &EnclosingLocks,
+) -> io::Result<()> {
     let (key, token, fence) = (claim.key.as_str(), claim.token.as_str(), grant.fence);
-    let slot = claim.mode.several_slots().map(|_| grant.slot);
+    let slot = claim.mode.several_slots().filter(|_| is_alone != Some(true)).map(|_| grant.slot);
     let text = match form {
         Form::Token => token.to_owned(),
         Form::Json => {
             let expires_in_ms = claim.ttl.length().map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-            let answer =
-                json!({ "key": key, "token": token, "fence": fence, "slot": slot, "expires_in_ms": expires_in_ms });
+            let shared = is_alone.map(|is_alone| !is_alone && claim.mode == Mode::Shared);
+            let answer = json!({
+                "key": key, "token": token, "fence": fence, "slot": slot, "shared": shared, "expires_in_ms": expires_in_ms
+            });
             json_for_terminals(&answer.to_string())
         }
         Form::Export => {

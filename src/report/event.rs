@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Verbosity;
-use super::message::{why_done, why_full, why_gave_up, why_self_deadlock};
+use super::message::{why_done, why_full, why_gave_up, why_held_by_token, why_self_deadlock};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::store::Held;
@@ -47,6 +47,13 @@ pub enum Event<'a> {
         held: &'a Held,
         /// How long this run was to wait, if it was.
         patience: Option<Duration>,
+    },
+    /// The token of this claim, which the user chose, holds the lock already, in another way than the one asked for.
+    HeldByToken {
+        /// The holder under that token.
+        held: &'a Held,
+        /// Whether it shares the lock.
+        shares: bool,
     },
     /// The lock is held by enclosing runs.
     SelfDeadlock {
@@ -141,7 +148,7 @@ impl Event<'_> {
             | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
             | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
-            Event::Held { .. } | Event::QueueFull { .. } => Verbosity::Normal,
+            Event::Held { .. } | Event::QueueFull { .. } | Event::HeldByToken { .. } => Verbosity::Normal,
             _ => Verbosity::Verbose,
         }
     }
@@ -152,7 +159,9 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) | Event::Done { .. } => "skipped",
-            Event::Held { .. } | Event::QueueFull { .. } | Event::SelfDeadlock { .. } => "held",
+            Event::Held { .. } | Event::QueueFull { .. } | Event::HeldByToken { .. } | Event::SelfDeadlock { .. } => {
+                "held"
+            }
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -177,6 +186,9 @@ impl Event<'_> {
             Event::Done { began } => Fields { why: Some(why_done(*began).into()), ..none },
             Event::QueueFull { held, max } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_full(*max).into()), ..none }
+            }
+            Event::HeldByToken { held, shares } => {
+                Fields { holder: Some(Other::of(held)), why: Some(why_held_by_token(*shares).into()), ..none }
             }
             Event::SelfDeadlock { held, slots } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }

@@ -26,6 +26,7 @@ impl Event<'_> {
             Event::Held { held, patience: Some(patience) } => {
                 format!("{}; {}", held_by(lock, held), why_gave_up(*patience))
             }
+            Event::HeldByToken { held, shares } => format!("{}; {}", held_by(lock, held), why_held_by_token(*shares)),
             Event::SelfDeadlock { held, slots } => {
                 let last = if slots.is_some() { "the last by " } else { "" };
                 format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
@@ -85,6 +86,15 @@ pub(super) fn why_full(max: u32) -> String {
 /// Returns why no other run is needed.
 pub(super) fn why_done(began: Duration) -> String {
     format!("a run that began {} ago has ended with 0", duration::say(began))
+}
+
+/// Returns why a claim under a token of the user's own got no lock that this token holds.
+pub(super) fn why_held_by_token(shares: bool) -> &'static str {
+    if shares {
+        "this token shares it already, and did not wait, because it would wait for itself: release it first, or ask with --shared"
+    } else {
+        "this token holds it already in another way, and did not wait, because it would wait for itself: release it first, or ask as before"
+    }
 }
 
 /// Returns why waiting for a lock with this many slots would never end.

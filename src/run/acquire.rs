@@ -59,6 +59,12 @@ pub fn acquire(
         }
         answer => answer,
     };
+    if let Ok(Answer::Held(_) | Answer::NotQueued(_)) = answer
+        && let Some((held, shares)) = held_by_its_token(store, claim)
+    {
+        reporter.report(Event::HeldByToken { held: &held, shares });
+        return Err(Outcome::Held(held_status));
+    }
     match answer {
         Ok(Answer::Mine(grant)) => {
             let slot = claim.mode.several_slots().map(|_| grant.slot);
@@ -90,7 +96,6 @@ pub fn acquire(
             let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
             reporter.report(
                 max_waiting
-                    .filter(|_| !is_held_by_its_token(store, claim))
                     .map_or(Event::Held { held: &held, patience: None }, |max| Event::QueueFull { held: &held, max }),
             );
             Err(Outcome::Held(held_status))
@@ -189,11 +194,30 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
     is_hopeless.then(|| Answer::SelfDeadlock { held: as_held(last, status.now_ms), slots })
 }
 
-/// Returns whether the claim's token, which the user chose, holds the lock already: then the claim does not join the queue, however many
-/// wait. If the store cannot be read, assumes that it does not.
-fn is_held_by_its_token(store: &mut dyn Store, claim: &Claim) -> bool {
-    let holds = |status: &KeyStatus| status.holder_under(&claim.token).is_some();
-    claim.request.is_some() && store.list(Some(&claim.key)).is_ok_and(|listing| listing.found.iter().any(holds))
+/// Returns the holder under the claim's token, if the user chose that token and it holds the lock already, and whether it shares the lock:
+/// then the claim neither gets the lock in another way nor joins the queue, however few wait. If the store cannot be read, assumes that
+/// there is none.
+fn held_by_its_token(store: &mut dyn Store, claim: &Claim) -> Option<(Held, bool)> {
+    let status = own_status(store, claim)?;
+    let holder = status.holder_under(&claim.token)?;
+    Some((as_held(holder, status.now_ms), holder.is_shared))
+}
+
+/// Returns whether the claim's token, which the user chose, held the acquired lock alone before, so that it still does, although the claim
+/// asked to share it or for a slot. `None` if the store cannot be read.
+pub fn is_held_alone(store: &mut dyn Store, claim: &Claim) -> Option<bool> {
+    if claim.request.is_none() || claim.mode.is_exclusive() {
+        return Some(claim.mode.is_exclusive());
+    }
+    let status = own_status(store, claim)?;
+    let holder = status.holder_under(&claim.token)?;
+    Some(!holder.is_shared && holder.slot.is_none())
+}
+
+/// Returns the status of the lock of a claim whose token the user chose.
+fn own_status(store: &mut dyn Store, claim: &Claim) -> Option<KeyStatus> {
+    claim.request.as_ref()?;
+    store.list(Some(&claim.key)).ok()?.found.pop()
 }
 
 /// Returns the holder that has held the lock the longest; `held` if the store cannot be read or names none.

@@ -1,5 +1,7 @@
 //! Sharing a lock by hand.
 
+use serde_json::Value;
+
 use crate::support::hand::{acquire, release, renew, token};
 use crate::support::readers::{SHARED, would_get};
 use crate::support::store::on_every_store;
@@ -28,14 +30,27 @@ on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
     let waits = [&["--wait", "1"][..], &["--wait"], &["--wait", "--max-waiting", "7"]];
     for alone in [&[][..], &["--exclusive"], &["--slots", "2"]].into_iter().chain(waits) {
         let refused = acquire(store, "again", &[&own[..], alone].concat()).run().exited(75).printed("");
-        assert!(!refused.said("is held by").stderr().contains("for it already"), "nobody waits");
+        let refused = refused.said("is held by").said("this token shares it already");
+        assert!(!refused.stderr().contains("for it already"), "nobody waits");
     }
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
     assert!(would_get(store, "again", SHARED), "it is still shared");
     release(store, "again", "mine").exited(0);
-    acquire(store, "again", &own).run().exited(0);
-    acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
+    let answer = |options: &[&str]| {
+        let output = acquire(store, "again", &[&own[..], &["--json"], options].concat()).run().exited(0);
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        (json["shared"].as_bool(), json["slot"].clone(), output.stderr())
+    };
+    assert_eq!(answer(&[]), (Some(false), Value::Null, String::new()));
+    for other in [SHARED, &["--slots", "2"]] {
+        let (is_shared, slot, said) = answer(other);
+        assert_eq!((is_shared, slot), (Some(false), Value::Null), "{other:?}");
+        assert!(said.contains("is held alone by this token, as before"), "{other:?}: {said}");
+    }
     assert!(!would_get(store, "again", SHARED), "it is held alone");
+    release(store, "again", "mine").exited(0);
+    assert_eq!(answer(SHARED), (Some(true), Value::Null, String::new()));
+    assert_eq!(answer(SHARED), (Some(true), Value::Null, String::new()), "asked again");
     release(store, "again", "mine").exited(0);
 });
 
