@@ -86,7 +86,7 @@ fn judge_clock_rate(samples: &[Sample]) -> Option<Diagnostic> {
         let sign = if backwards { "-" } else { "" };
         Diagnostic::fail(
             format!("the server's clock runs unevenly: {sign}{there:.1?} there in {here:.1?} here"),
-            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock instead of stepping it",
+            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, by at most 1 % (chronyd: maxslewrate 10000), instead of stepping it",
         )
     } else {
         Diagnostic::ok(format!(
