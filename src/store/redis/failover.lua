@@ -5,11 +5,13 @@
 -- have been held before it has expired. Known leases are renewed as usual.
 --
 -- KEYS  9 failover  hash: term:SERVICE -> the term in which this was written; withheld -> until when nothing is granted in
---                   it, in ms; and, to compute that, length of a lease in ms, rounded up -> until when another such lease is
---                   expected. One per lock in a cluster, one for all locks elsewhere; not given where failovers cannot happen
+--                   it, in ms; lead -> how far its fences are ahead of the clock, in ms; and, to compute `withheld`, length of
+--                   a lease in ms, rounded up -> until when another such lease is expected. One per lock in a cluster, one for
+--                   all locks elsewhere; not given where failovers cannot happen
 -- ARGV  the last    "term:NAME STANDING SERVICE", of a script that changes holds
 --                   SERVICE: whose primary the server is, since it may be that of several; empty in a cluster
---                   NAME: by which a majority knows the primary; a server gets another one each time it becomes the primary
+--                   NAME: by which a majority knows the primary; a server gets another one each time it becomes the primary.
+--                   It begins with the configuration epoch, which grows with each failover
 --                   STANDING: for how many ms it has been the primary, as far as is known; -1: always, or nobody can know
 --                   whether there was another primary before it
 
@@ -17,14 +19,22 @@
 local USUAL = 30000
 -- A write this old has reached every replica that can be promoted.
 local LAG = 600000
--- By how much the clocks of two servers may differ.
+-- By how much the clocks of two servers may differ. So each term's fences are ahead of the clock by so much more than those of
+-- the term before: the new primary may not know the last fence, and its clock may be behind. It may not know the last term
+-- either, but the epoch counts the failovers.
 local SKEW = 60000
+-- No more failovers than this count: a fence must remain a number that fits into 64 bits.
+local EPOCH_MAX = 1000000
 -- For how long another lease of a known length is expected: a lock that is acquired once a day, or a week, may be held when
 -- the primary fails, and a replica that missed its last acquisition does not know it. A lease longer than LAG is expected
 -- only for as long as it lasts, or each failover would make everybody wait for it.
 local MEMORY = 30 * 86400000
 -- An expectation of MEMORY is written again only after this long.
 local NOTED = 3600000
+
+local function epoch_of(term)
+  return math.min(tonumber(string.match(term or '', '^(%d+):')) or 0, EPOCH_MAX)
+end
 
 -- Begins the term, if it is new.
 local function enter_term(term, standing, service)
@@ -35,6 +45,9 @@ local function enter_term(term, standing, service)
   end
   -- A server that is out of memory lets a script go on after a write that changes nothing.
   redis.call('HDEL', FAILOVER, '')
+  local failovers = before_it and math.max(epoch_of(term) - epoch_of(before_it), 1) or 0
+  fence_lead = math.max(epoch_lead, fence_lead + SKEW * failovers)
+  redis.call('HSET', FAILOVER, 'lead', whole(fence_lead))
   if not before_it and standing < 0 then
     -- As far as anybody can know, it is the first primary.
     redis.call('HSET', FAILOVER, field, term)
@@ -90,6 +103,8 @@ local function look_after_failover(place, is_last)
 end
 
 local term, standing, service = string.match(ARGV[#ARGV] or '', '^term:(%S+) (-?%d+) (.*)$')
+epoch_lead = SKEW * (1 + epoch_of(term))
+fence_lead = tonumber(redis.call('HGET', FAILOVER, 'lead')) or epoch_lead
 if term then
   enter_term(term, tonumber(standing), service)
 end

@@ -102,15 +102,14 @@ local function refuse_if_lost()
   end
 end
 
--- How far a fence is ahead of the clock at least. Where another server may become the primary, its clock may be behind by as
--- much.
-local FENCE_LEAD = FAILOVER and 60000 or 0
+-- How far a fence is ahead of the clock at least, in ms, and how far at least in any term like this one: see `failover.lua`.
+local fence_lead, epoch_lead = 0, 0
 
 -- The next fence: greater than the last one and, in case that is lost, greater than any given out before now. It is text,
 -- because it may exceed the integers that Lua represents exactly. Fails if the server cannot count further.
 local function next_fence()
-  if redis.call('INCR', FENCE) < now + FENCE_LEAD then
-    redis.call('SET', FENCE, whole(now + FENCE_LEAD))
+  if redis.call('INCR', FENCE) < now + fence_lead then
+    redis.call('SET', FENCE, whole(now + fence_lead))
   end
   return redis.call('GET', FENCE)
 end

@@ -19,10 +19,10 @@ end
 if redis.call('HGET', SEQUENCE, 'last') or withheld > 0 then
   return 0
 end
--- A fence is usually the time at which it was given out. One that is ahead of the clock must not be deleted: the next one
--- would be less.
+-- A fence is usually the time at which it was given out, and the lead over the clock. One that is further ahead must not be
+-- deleted: the next one would be less. Nor may a lead that no epoch tells.
 local last, fence = last_run(), tonumber(redis.call('GET', FENCE) or 0) or math.huge
-fence = fence - FENCE_LEAD
+fence = fence - epoch_lead
 if fence > now or (tonumber(last.till) or 0) > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
   return 0
 end

@@ -352,18 +352,50 @@ fn sentinels_that_know_nothing_of_it() {
     run(&service.url()).said("of its 3 Sentinels 0 answered").said("Connection refused");
 }
 
-// One Sentinel of three is enough to learn of the others, but not to be believed.
+// Two Sentinels of three are enough, one is not.
 #[test]
 fn a_majority_of_sentinels_is_asked() {
     let service = Service::replicated();
-    let [first, second, third] = service.sentinels() else { panic!("three") };
-    let url = format!("redis+sentinel://127.0.0.1:{}/locks", first.port());
-    let run = || Lockrun::at(&url).key("majority").command(["echo", "ran"]).run();
+    let [_, second, third] = service.sentinels() else { panic!("three") };
+    let run = || Lockrun::at(&service.url()).key("majority").command(["echo", "ran"]).run();
     run().exited(0).printed("ran\n");
     third.kill();
     run().exited(0).printed("ran\n");
     second.kill();
     run().exited(69).printed("").said("of its 3 Sentinels 1 answered");
+}
+
+/// How far the clock of the primary is ahead of its replicas' clocks in the next test, in ms. A fence that it gives out is greater
+/// by as much; so the test writes one that is.
+const AHEAD: u64 = 50_000;
+
+// "Fences grow across any failover", also of several in a row, each to a server whose clock is behind by less than a minute, and which
+// lacks the newest acquisitions.
+#[test]
+fn the_fence_grows_with_each_failover() {
+    let service = Service::replicated();
+    service.hurry();
+    let call = Lockrun::at(&service.url()).key("k").args(["--ttl", "2s", "--store-timeout", "300ms"]);
+    let run = || {
+        let call = call.clone().args(["--wait", "2m"]).sh("echo $LOCKRUN_FENCE");
+        call.run().exited(0).stdout().trim().parse::<u64>().expect("a number")
+    };
+    let mut last = run();
+    is_replicated(service.first(), 2);
+    let mut replaced = Vec::new();
+    while replaced.len() < 2 {
+        let primary = service.primary();
+        is_replicated(primary, 2 - replaced.len());
+        cut_off_replicas(primary);
+        primary.ask(&["SET", &redis_keys::fence("k"), &(run() + AHEAD).to_string()]);
+        let unknown = run();
+        assert!(unknown > last + AHEAD, "{unknown} is not ahead of {last}");
+        replaced.push(primary.port());
+        primary.kill();
+        eventually(LONG, "there is another primary", || !replaced.contains(&service.primary().port()));
+        last = run();
+        assert!(last > unknown, "the fence has gone back by {} ms", unknown - last);
+    }
 }
 
 // "Held locks that the new primary knows are renewed without a pause", on each of the primaries.

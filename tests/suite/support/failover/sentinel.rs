@@ -162,6 +162,17 @@ impl Service {
         }
     }
 
+    /// Waits until all Sentinels name the same primary. Returns it.
+    pub(crate) fn primary(&self) -> &Redis {
+        let mut port = 0;
+        eventually(LONG, "the Sentinels name one primary", || {
+            let named: BTreeSet<u16> = self.sentinels.iter().map(primary_of).collect();
+            port = *named.first().expect("there are Sentinels");
+            named.len() == 1
+        });
+        self.servers.iter().find(|server| server.port() == port).expect("one of ours")
+    }
+
     /// Waits until all Sentinels name the same primary, other than the first one. Returns it.
     pub(crate) fn next_primary(&self) -> &Redis {
         let mut port = 0;
