@@ -271,6 +271,9 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         _ if error.contains("cluster support disabled") => {
             "; it is no node of a cluster: write redis:// in the store's URL"
         }
+        _ if command == "SENTINEL" && error.contains("No such master") => {
+            "; it does not know the service: check the name behind the / in the store's URL, or take this Sentinel out of it"
+        }
         _ if !error.contains("unknown command") => "",
         _ if command == "CLUSTER" => {
             "; it is no node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"

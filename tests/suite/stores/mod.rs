@@ -40,4 +40,5 @@ mod redis_urls;
 mod sentinels;
 mod slips;
 mod store_errors;
+mod strangers;
 mod turnstile;

@@ -16,6 +16,10 @@ const ELECTION: Duration = Duration::from_secs(5);
 const UNCOVERED: &str = "after a failover nothing is granted until the longest lease from before it has run out; what that does not \
                          cover: --ttl none, and a lease longer than any that had reached the replica";
 
+/// What to do about a server that does not belong to the others.
+const STRANGER: &str = "take the one that does not belong there out of the store's URL, on every host: it can keep locks from being \
+                        had (69)";
+
 /// Judges what the servers that know the primary report.
 pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
     match report {
@@ -25,15 +29,21 @@ pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
 }
 
 fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
-    let SentinelReport { service, named, sentinel_count, silent, primary, replicas, down_after } = report;
-    let mut diagnostics = vec![Diagnostic::ok(format!(
-        "a majority of {sentinel_count} Sentinels says that the primary of {service:?} is {primary}"
-    ))];
+    let SentinelReport { service, named, sentinel_count, silent, strangers, primary, replicas, down_after } = report;
+    let mut diagnostics = Vec::new();
+    diagnostics.extend(primary.iter().map(|primary| {
+        Diagnostic::ok(format!(
+            "a majority of {sentinel_count} Sentinels says that the primary of {service:?} is {primary}"
+        ))
+    }));
     for why in silent {
         diagnostics.push(Diagnostic::warn(
             why.clone(),
             "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
         ));
+    }
+    for why in strangers {
+        diagnostics.push(Diagnostic::warn(why.clone(), STRANGER));
     }
     if *sentinel_count < 3 {
         diagnostics.push(Diagnostic::warn(
@@ -41,13 +51,13 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
             "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of their own",
         ));
     }
-    if *named < 2 && *sentinel_count > 1 {
+    if *named < *sentinel_count && strangers.is_empty() {
         diagnostics.push(Diagnostic::warn(
-            "the store's URL names one Sentinel",
-            "while that one is away, the primary cannot be found (69); name them all",
+            format!("the store's URL names {named} of {sentinel_count} Sentinels"),
+            "only those are asked, and a majority of all must agree, or locks cannot be had (69); name them all",
         ));
     }
-    if *replicas == 0 {
+    if *replicas == 0 && primary.is_some() {
         diagnostics
             .push(Diagnostic::warn("the primary has no replica", "nothing can take its place; give it one or two"));
     }
@@ -57,13 +67,22 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
 }
 
 fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
-    let ClusterReport { primaries, alone, silent, node_timeout } = report;
+    let ClusterReport { named, nodes, primaries, alone, silent, strangers, node_timeout } = report;
     let mut diagnostics = vec![Diagnostic::ok(format!("the cluster has {primaries} primaries"))];
     for why in silent {
         diagnostics.push(Diagnostic::warn(
             why.clone(),
             "start it again, or wait until a replica has taken its place: locks on it cannot be had (69), and with three primaries \
              no lease at all can be renewed meanwhile",
+        ));
+    }
+    for why in strangers {
+        diagnostics.push(Diagnostic::warn(why.clone(), STRANGER));
+    }
+    if *named < 3 && nodes > named {
+        diagnostics.push(Diagnostic::warn(
+            format!("the store's URL names {named} of the cluster's {nodes} nodes"),
+            "a majority of the named ones must answer, or locks cannot be had (69); name three or more",
         ));
     }
     if *primaries < 3 {
@@ -121,7 +140,8 @@ mod tests {
             named: 3,
             sentinel_count: 3,
             silent: Vec::new(),
-            primary: "Redis at h:1".into(),
+            strangers: Vec::new(),
+            primary: Some("Redis at h:1".into()),
             replicas: 2,
             down_after: Some(Duration::from_secs(3)),
         };
@@ -130,6 +150,7 @@ mod tests {
             SentinelReport { named: 1, ..good() },
             SentinelReport { sentinel_count: 2, ..good() },
             SentinelReport { silent: vec!["one".into()], ..good() },
+            SentinelReport { strangers: vec!["one".into()], ..good() },
             SentinelReport { replicas: 0, ..good() },
             SentinelReport { down_after: Some(Duration::from_secs(30)), ..good() },
         ] {
@@ -140,9 +161,12 @@ mod tests {
     #[test]
     fn weak_clusters_are_reported() {
         let good = || ClusterReport {
+            named: 3,
+            nodes: 6,
             primaries: 3,
             alone: Vec::new(),
             silent: Vec::new(),
+            strangers: Vec::new(),
             node_timeout: Some(Duration::from_secs(3)),
         };
         assert_eq!(worst(&judge_cluster(&good())), Some(Level::Ok));
@@ -150,6 +174,8 @@ mod tests {
             ClusterReport { primaries: 2, ..good() },
             ClusterReport { alone: vec!["one".into()], ..good() },
             ClusterReport { silent: vec!["one".into()], ..good() },
+            ClusterReport { strangers: vec!["one".into()], ..good() },
+            ClusterReport { named: 2, ..good() },
             ClusterReport { node_timeout: Some(Duration::from_secs(15)), ..good() },
         ] {
             assert_eq!(worst(&judge_cluster(&bad)), Some(Level::Warn));

@@ -68,7 +68,7 @@ impl Witnesses {
             url::Failover::Sentinel { service, sentinels } => {
                 Witnesses::Sentinels(Sentinels::new(service, &sentinels, server.clone(), tls))
             }
-            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(nodes, tls)),
+            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(&nodes, tls)),
         }
     }
 
@@ -116,10 +116,10 @@ impl Witnesses {
         }
     }
 
-    /// Asks these servers about themselves. Fails if they know no primary.
+    /// Asks these servers about themselves. Fails if none answers.
     pub(super) fn report(&mut self, deadline: Moment) -> Result<WitnessReport, Failure> {
         self.do_with(
-            |sentinels| sentinels.report(deadline).map(WitnessReport::Sentinel),
+            |sentinels| Ok(WitnessReport::Sentinel(sentinels.report(deadline))),
             |cluster| cluster.report(deadline).map(WitnessReport::Cluster),
         )
     }

@@ -4,15 +4,15 @@
 //! which grows with each failover. A Sentinel never goes back to an earlier epoch, and any two majorities have a Sentinel in
 //! common.
 //!
-//! The number of Sentinels is not taken from one source: the URL may name some that are gone, and lack some that were added;
-//! a Sentinel that was cut off may not know the newest. The greatest number counts.
+//! Only the Sentinels that the URL names have a vote. The majority is one of all: of those that the URL names, or of those that
+//! one of them knows of, whichever are more. So a Sentinel of another deployment that is among them by mistake can make the
+//! primary unknown, but it can never name another one: it has one vote, and the Sentinels that it knows have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::member::SILENCE_MAX;
 use super::panel::{Panel, half_left};
 use super::{Address, Primary, majority};
 use crate::net::tls::Tls;
@@ -26,21 +26,13 @@ use crate::sys::clock::Moment;
 /// known the primary.
 const STEP_MS: u64 = 600_000;
 
-/// The most Sentinels that are asked.
-const MEMBERS_MAX: usize = 100;
-
 /// The Sentinels of one service.
 pub(in crate::store::redis) struct Sentinels {
     service: String,
     /// What a primary is like, except for its address.
     server: Server,
+    /// The Sentinels that the URL names.
     pub(super) panel: Panel,
-    /// The Sentinels that the URL names: only these are believed when they name others.
-    named: Vec<Server>,
-    /// Which Sentinel last answered at an address, or is said to be there.
-    ids: BTreeMap<String, String>,
-    /// Whether the Sentinels were asked for the others.
-    has_learned: bool,
     questions: Vec<Cmd>,
 }
 
@@ -53,7 +45,10 @@ pub(in crate::store::redis) struct SentinelReport {
     pub(in crate::store::redis) sentinel_count: usize,
     /// Why some do not answer.
     pub(in crate::store::redis) silent: Vec<String>,
-    pub(in crate::store::redis) primary: String,
+    /// Which are of another deployment, as it seems, or named twice, and why.
+    pub(in crate::store::redis) strangers: Vec<String>,
+    /// The primary, if a majority agrees on it.
+    pub(in crate::store::redis) primary: Option<String>,
     /// How many replicas the primary has.
     pub(in crate::store::redis) replicas: u64,
     /// After how long a silence a primary counts as down.
@@ -87,15 +82,7 @@ impl Sentinels {
             sentinel(&["GET-MASTER-ADDR-BY-NAME", &service]),
             sentinel(&["MASTER", &service]),
         ];
-        Sentinels {
-            server,
-            panel: Panel::new(named, tls),
-            named: named.to_vec(),
-            ids: BTreeMap::new(),
-            has_learned: false,
-            questions,
-            service,
-        }
+        Sentinels { server, panel: Panel::new(named, tls), questions, service }
     }
 
     /// Asks which server is the primary.
@@ -113,15 +100,12 @@ impl Sentinels {
         self.panel.send(&self.questions, majority(self.panel.len()), deadline);
     }
 
-    /// Reads the answers until a majority agrees. If the known Sentinels are not enough, asks for the others.
+    /// Reads the answers until a majority agrees, or it is certain that none can.
     pub(super) fn read_primary(&mut self, deadline: Moment) -> Result<Primary, Failure> {
-        let mut views = self.read_views(Moment::now() + half_left(deadline), !self.has_learned);
-        if self.agreed(&views).is_none() && Moment::now() < deadline {
-            self.learn_of_others(&views, deadline);
-            self.ask_all(deadline);
-            views = self.read_views(deadline, false);
-        }
-        let Some(((host, port), epoch, standing)) = self.agreed(&views) else {
+        let named = self.panel.len();
+        let is_enough = |views: &[SentinelView]| agreed(views, named).is_some() || are_too_few(views, named);
+        let views = self.panel.read_answers(Vec::new(), deadline, SentinelView::read, is_enough);
+        let Some(((host, port), epoch, standing)) = agreed(&views, named) else {
             self.panel.give_up();
             return Err(self.no_majority(&views));
         };
@@ -132,35 +116,8 @@ impl Sentinels {
         Ok(Primary { server: self.server.at(&host, port), term, standing, service })
     }
 
-    /// Reads the answers until a majority agrees. If it `may_learn` of others, stops as soon as there turn out to be others
-    /// while those asked cannot be a majority, or some of them are silent.
-    fn read_views(&mut self, deadline: Moment, may_learn: bool) -> Vec<SentinelView> {
-        let (named, ids, members, began) = (&self.named, &self.ids, self.panel.len(), Moment::now());
-        let is_enough = |views: &[SentinelView]| {
-            let sentinel_count = sentinel_count(views, named, ids);
-            let needs_others = || {
-                majority(sentinel_count) > members
-                    || sentinel_count > members && Moment::now().since(began) >= SILENCE_MAX
-            };
-            agreed(views, sentinel_count).is_some() || may_learn && needs_others()
-        };
-        let views = self.panel.read_answers(Vec::new(), deadline, SentinelView::read, is_enough);
-        self.ids.extend(views.iter().map(|view| (view.at.clone(), view.id.clone())));
-        views
-    }
-
-    fn sentinel_count(&self, views: &[SentinelView]) -> usize {
-        sentinel_count(views, &self.named, &self.ids)
-    }
-
-    fn agreed(&self, views: &[SentinelView]) -> Option<(Address, u64, u64)> {
-        agreed(views, self.sentinel_count(views))
-    }
-
     /// Asks all Sentinels, and waits for each that may answer.
-    pub(super) fn report(&mut self, deadline: Moment) -> Result<SentinelReport, Failure> {
-        let primary = self.locate(deadline)?;
-        self.learn_of_others(&[], deadline);
+    pub(super) fn report(&mut self, deadline: Moment) -> SentinelReport {
         self.ask_all(deadline);
         let soon = Moment::now() + half_left(deadline);
         let read = |sentinel: &Server, replies: Replies| {
@@ -171,19 +128,42 @@ impl Sentinels {
         self.panel.give_up();
         let number = |name| heard.iter().filter_map(|(_, master)| master.as_ref()?.number(name)).max();
         let views: Vec<SentinelView> = heard.iter().map(|(view, _)| view.clone()).collect();
-        Ok(SentinelReport {
+        let named = self.panel.len();
+        let primary = agreed(&views, named).map(|((host, port), ..)| self.server.at(&host, port).to_string());
+        SentinelReport {
             service: self.service.clone(),
-            named: self.named.len(),
-            sentinel_count: self.sentinel_count(&views),
+            named,
+            sentinel_count: sentinel_count(&views, named),
             silent: self.panel.failure_texts(),
-            primary: primary.server.to_string(),
+            strangers: self.strangers(&views),
+            primary,
             replicas: number("num-slaves").unwrap_or(0),
             down_after: number("down-after-milliseconds").map(Duration::from_millis),
-        })
+        }
+    }
+
+    /// Returns the Sentinels that name another primary than most of them do, or that are named twice, and why.
+    fn strangers(&self, views: &[SentinelView]) -> Vec<String> {
+        let votes = |address: &Address| views.iter().filter(|view| view.address == *address).count();
+        let Some(usual) = views.iter().map(|view| &view.address).max_by_key(|address| votes(address)) else {
+            return Vec::new();
+        };
+        let place = |(host, port): &Address| self.server.at(host, *port).to_string();
+        let of = |(number, view): (usize, &SentinelView)| {
+            if let Some(same) = views[..number].iter().find(|other| other.id == view.id) {
+                return Some(format!("{} and {} are one Sentinel, with one vote", same.at, view.at));
+            }
+            (view.address != *usual).then(|| {
+                let (others, its, usual) = (view.others, place(&view.address), place(usual));
+                format!("{} (one of {}) says that the primary is {its}, not {usual}", view.at, others.saturating_add(1))
+            })
+        };
+        views.iter().enumerate().filter_map(of).collect()
     }
 
     fn no_majority(&self, views: &[SentinelView]) -> Failure {
-        let (service, all) = (&self.service, self.sentinel_count(views));
+        let (service, named) = (&self.service, self.panel.len());
+        let all = sentinel_count(views, named);
         let unknown =
             |failure: &Failure| matches!(failure, Failure::Refused { error, .. } if error.contains("No such master"));
         match self.panel.failure() {
@@ -193,12 +173,24 @@ impl Sentinels {
                 ),
                 is_transient: false,
             },
+            _ if are_too_few(views, named) => {
+                let knows_most = views.iter().max_by_key(|view| view.others).map_or("", |view| &view.at);
+                Failure::NoPrimary {
+                    why: format!(
+                        "the primary of {service:?} cannot be confirmed: {knows_most} is one of {all}, so {} must agree, and the \
+                         store's URL names only {named}; name all Sentinels of the service there",
+                        majority(all)
+                    ),
+                    is_transient: false,
+                }
+            }
             failed => {
                 let mut because = self.panel.why();
                 let named: BTreeSet<&Address> = views.iter().map(|view| &view.address).collect();
                 if named.len() > 1 {
                     let named = named.iter().map(|(host, port)| self.server.at(host, *port).to_string());
-                    because = format!("{because}; they name {}", named.collect::<Vec<_>>().join(", and "));
+                    let named = named.collect::<Vec<_>>().join(", and ");
+                    because = format!("{because}; they name {named} (lockrun doctor lists which names which)");
                 }
                 let ids: BTreeSet<&str> = views.iter().map(|view| view.id.as_str()).collect();
                 Failure::NoPrimary {
@@ -216,61 +208,26 @@ impl Sentinels {
             }
         }
     }
-
-    /// Asks for the other Sentinels that these `views` may know.
-    fn learn_of_others(&mut self, views: &[SentinelView], deadline: Moment) {
-        self.has_learned = true;
-        let expected = views.iter().map(|view| view.others).max().unwrap_or(0);
-        let question = [redis::cmd("SENTINEL").arg("SENTINELS").arg(&self.service).take()];
-        let soon = Moment::now() + half_left(deadline);
-        self.panel.send(&question, usize::MAX, soon);
-        let named = &self.named;
-        let read = |sentinel: &Server, replies: Replies| {
-            let is_named = named.iter().any(|it| it.endpoint == sentinel.endpoint);
-            match replies.into_iter().next() {
-                Some(Ok(Value::Array(others))) if is_named => Ok(others.iter().map(Fields::of).collect()),
-                Some(Err(failure)) => Err(failure),
-                _ => Ok(Vec::new()),
-            }
-        };
-        // The list of a Sentinel that knows enough others is enough.
-        let is_enough = |heard: &[Vec<Fields>]| heard.iter().any(|others| others.len() >= expected.max(1));
-        let heard = self.panel.read_answers(Vec::new(), soon, read, is_enough);
-        for other in heard.into_iter().flatten() {
-            if let (Some(host), Some(port)) = (other.text("ip"), other.number("port"))
-                && let Ok(port) = u16::try_from(port)
-                && self.panel.len() < MEMBERS_MAX
-            {
-                let server = self.named[0].at(&host, port);
-                self.ids.extend(other.text("runid").map(|id| (server.to_string(), id)));
-                self.panel.add(server);
-            }
-        }
-    }
 }
 
 /// The Sentinels that agree, and for how long each has known the primary.
 type Supporters<'a> = BTreeMap<&'a str, u64>;
 
-/// Returns how many Sentinels there are, as far as is known: the greatest of how many have answered or were ever said to
-/// exist, how many one of them knows, and how many the URL names. A Sentinel that has not answered counts separately, unless
-/// it is known which one is at its address.
-fn sentinel_count(views: &[SentinelView], named: &[Server], ids: &BTreeMap<String, String>) -> usize {
-    let heard: BTreeSet<&str> =
-        views.iter().map(|view| view.id.as_str()).chain(ids.values().map(String::as_str)).collect();
+/// Returns how many Sentinels there are, as far as is known: as many as the URL names, or as one of them knows, itself included.
+fn sentinel_count(views: &[SentinelView], named: usize) -> usize {
     let known = views.iter().map(|view| view.others.saturating_add(1)).max().unwrap_or(0);
-    let identity = |address: String| {
-        let heard = views.iter().find(|view| view.at == address).map(|view| view.id.clone());
-        heard.or_else(|| ids.get(&address).cloned()).ok_or(address)
-    };
-    let named: BTreeSet<Result<String, String>> = named.iter().map(|server| identity(server.to_string())).collect();
-    heard.len().max(known).max(named.len())
+    known.max(named)
 }
 
-/// Returns the address, the epoch and the standing on which a majority of `sentinel_count` agrees. A Sentinel with several addresses
-/// has one vote.
-fn agreed(views: &[SentinelView], sentinel_count: usize) -> Option<(Address, u64, u64)> {
-    let needed = majority(sentinel_count);
+/// Returns whether the Sentinels that the URL names cannot be a majority, even if all of them agree.
+fn are_too_few(views: &[SentinelView], named: usize) -> bool {
+    majority(sentinel_count(views, named)) > named
+}
+
+/// Returns the address, the epoch and the standing on which a majority agrees; the URL names so many Sentinels. A Sentinel
+/// with several addresses has one vote.
+fn agreed(views: &[SentinelView], named: usize) -> Option<(Address, u64, u64)> {
+    let needed = majority(sentinel_count(views, named));
     let mut votes: BTreeMap<(&Address, u64), Supporters<'_>> = BTreeMap::new();
     for view in views {
         votes.entry((&view.address, view.epoch)).or_default().insert(&view.id, view.standing);
@@ -329,6 +286,12 @@ mod tests {
     use super::*;
     use crate::store::redis::url;
 
+    fn sentinel() -> Server {
+        let site = url::parse("redis+sentinel://id/service").expect("is a URL");
+        let Some(url::Failover::Sentinel { sentinels, .. }) = site.failover else { panic!("names Sentinels") };
+        sentinels[0].clone()
+    }
+
     fn view(id: &str, port: u16, epoch: u64, standing: u64, others: usize) -> SentinelView {
         SentinelView {
             at: format!("Sentinel at {id}:26379"),
@@ -340,53 +303,45 @@ mod tests {
         }
     }
 
-    /// Returns the Sentinels that a URL names.
-    fn named(hosts: &str) -> Vec<Server> {
-        let site = url::parse(&format!("redis+sentinel://{hosts}/service")).expect("is a URL");
-        let Some(url::Failover::Sentinel { sentinels, .. }) = site.failover else { panic!("names Sentinels") };
-        sentinels
-    }
-
     #[test]
     fn a_majority_of_all_agrees_on_address_and_epoch() {
-        let agreed = |views: &[SentinelView], hosts: &str| {
-            let sentinel_count = sentinel_count(views, &named(hosts), &BTreeMap::new());
-            agreed(views, sentinel_count).map(|(address, epoch, _)| (address.1, epoch))
-        };
+        let agreed = |views: &[SentinelView], named| agreed(views, named).map(|(address, epoch, _)| (address.1, epoch));
         let (a, b, c) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2), view("c", 2, 4, 0, 2));
-        assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], "a,b,c"), Some((1, 3)));
-        assert_eq!(agreed(&[a.clone(), c.clone()], "a,b,c"), None, "one each");
-        assert_eq!(agreed(std::slice::from_ref(&a), "a"), None, "it knows of two others");
-        assert_eq!(agreed(&[a.clone(), a.clone()], "a,x"), None, "one that is named twice");
-        assert_eq!(agreed(&[a.clone(), b.clone()], "a,b"), Some((1, 3)), "two of three, of which two are named");
-        assert_eq!(agreed(&[a.clone(), b.clone()], "a,b,d,e,f"), None, "five are named, of whom those do not know");
+        assert_eq!(agreed(&[a.clone(), b.clone(), c.clone()], 3), Some((1, 3)));
+        assert_eq!(agreed(&[a.clone(), c.clone()], 3), None, "one each");
+        assert_eq!(agreed(std::slice::from_ref(&a), 1), None, "it knows of two others");
+        assert_eq!(agreed(&[a.clone(), a.clone()], 2), None, "one that is named twice");
+        assert_eq!(
+            agreed(&[a.clone(), a.clone(), b.clone()], 4),
+            None,
+            "one that is named twice, of four that are named"
+        );
+        assert_eq!(agreed(&[a.clone(), b.clone()], 2), Some((1, 3)), "two of three, of which two are named");
+        assert_eq!(agreed(&[a.clone(), b.clone()], 5), None, "five are named, of whom those do not know");
         let five = [view("d", 1, 3, 0, 4), view("e", 1, 3, 0, 4), view("f", 2, 4, 0, 4)];
-        assert_eq!(agreed(&five, "d,e,f"), None, "three are named, and there are five");
+        assert_eq!(agreed(&five, 3), None, "three are named, and there are five");
         let (alone, other) = (view("a", 1, 3, 0, 0), view("b", 1, 3, 0, 0));
-        assert_eq!(agreed(&[alone, other], "a,b,c,d,e"), None, "five are named, and do not know each other");
-        assert_eq!(agreed(&[a, view("b", 1, 2, 0, 2)], "a,b,c"), None, "different epochs");
-        assert_eq!(agreed(&[view("a", 1, 0, 0, 0)], "a"), Some((1, 0)));
-        assert_eq!(agreed(&[], "a"), None);
+        assert_eq!(agreed(&[alone, other], 5), None, "five are named, and do not know each other");
+        assert_eq!(agreed(&[a, view("b", 1, 2, 0, 2)], 3), None, "different epochs");
+        assert_eq!(agreed(&[view("a", 1, 0, 0, 0)], 1), Some((1, 0)));
+        assert_eq!(agreed(&[], 1), None);
     }
 
     #[test]
-    fn one_that_has_several_addresses_is_one() {
-        let (a, b) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2));
-        let again = SentinelView { at: "Sentinel at x:26379".into(), ..a.clone() };
-        let sentinel_count = |views: &[SentinelView], ids: &[(&str, &str)]| {
-            let ids = ids.iter().map(|(at, id)| (format!("Sentinel at {at}:26379"), (*id).to_owned())).collect();
-            sentinel_count(views, &named("a,b,c,x,y"), &ids)
-        };
-        assert_eq!(sentinel_count(&[a.clone(), b.clone(), again.clone()], &[]), 4, "c and y may be two");
-        assert_eq!(sentinel_count(&[a.clone(), b.clone(), again], &[("c", "c"), ("y", "c")]), 3);
-        assert_eq!(
-            sentinel_count(&[a.clone(), b], &[("c", "c"), ("x", "a"), ("y", "c")]),
-            3,
-            "as they have answered before"
-        );
-        let forgetful = SentinelView { others: 0, ..a };
-        let known = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d"), ("e", "e"), ("f", "f"), ("g", "g")];
-        assert_eq!(sentinel_count(&[forgetful], &known), 7, "one has forgotten the others");
+    fn a_stranger_never_decides() {
+        for others in [0, 2, 4, usize::MAX] {
+            let (a, b, stranger) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2), view("s", 9, 3, 0, others));
+            let mut views = [a, b, stranger];
+            for _ in 0..views.len() {
+                views.rotate_left(1);
+                for heard in 1..=views.len() {
+                    let found = agreed(&views[..heard], 3).map(|(address, ..)| address.1);
+                    assert!(found.is_none_or(|port| port == 1), "{others} others: {found:?}");
+                }
+            }
+        }
+        assert!(are_too_few(&[view("a", 1, 3, 0, 2)], 1));
+        assert!(!are_too_few(&[view("a", 1, 3, 0, 2)], 2));
     }
 
     #[test]
@@ -409,7 +364,7 @@ mod tests {
             let master = Value::Array(master.iter().map(|word| bulk(word)).collect());
             vec![Ok(bulk("id")), Ok(Value::Array(vec![bulk("h"), bulk("7")])), Ok(master)]
         };
-        let read = |replies| SentinelView::read(&named("id")[0], replies);
+        let read = |replies| SentinelView::read(&sentinel(), replies);
         assert_eq!(read(replies("h")).expect("is one"), view("id", 7, 3, 900, 2));
         assert_eq!(read(replies("old")).expect("is one"), view("id", 7, 3, 0, 2));
         assert!(read(vec![Ok(bulk("id")), Ok(Value::Nil), Ok(Value::Nil)]).is_err());
