@@ -12,6 +12,7 @@ mod file;
 mod from_state;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod listing_limit;
 mod postgres;
 mod redis;
 mod url;

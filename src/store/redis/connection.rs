@@ -11,7 +11,7 @@ use std::slice;
 use redis::{Cmd, Value};
 
 use super::failure::Failure;
-use super::resp::{Answer, Answers, Unread};
+use super::resp::{Answer, Answers, ORDINARY, Unread};
 use super::url::Server;
 use crate::net::dial::dial;
 use crate::net::stream::Stream;
@@ -22,6 +22,8 @@ use crate::sys::clock::Moment;
 pub(super) struct Connection {
     stream: Stream,
     answers: Answers,
+    /// How many bytes the rest of a listing may take, while one is read; otherwise each answer is an ordinary one.
+    pub(super) listing_left: Option<usize>,
     /// The introduction, until it is sent: it travels with the first request.
     introduction: Vec<Cmd>,
     /// The introduction, while its answers are outstanding.
@@ -51,7 +53,13 @@ impl Connection {
         if server.database != 0 {
             introduction.push(redis::cmd("SELECT").arg(server.database).take());
         }
-        Connection { stream, answers: Answers::default(), introduction, unanswered_introduction: Vec::new() }
+        Connection {
+            stream,
+            answers: Answers::default(),
+            listing_left: None,
+            introduction,
+            unanswered_introduction: Vec::new(),
+        }
     }
 
     /// Sends `command`, and waits for the answer.
@@ -101,13 +109,13 @@ impl Connection {
         self.stream.set_deadline(deadline);
         let mut rejection: Option<Failure> = None;
         for step in std::mem::take(&mut self.unanswered_introduction) {
-            match self.answer_to(&step) {
+            match self.answer_to(&step, deadline) {
                 Ok(_) => {}
                 Err(refused @ Failure::Refused { .. }) => rejection = rejection.or(Some(refused)),
                 Err(unread) => return Err(unread_after(rejection, unread)),
             }
         }
-        let outcome = self.answer_to(command);
+        let outcome = self.answer_to(command, deadline);
         match rejection {
             None => outcome,
             Some(rejection) => Err(rejection.followed_by(outcome)),
@@ -115,12 +123,17 @@ impl Connection {
     }
 
     /// Reads the next answer, which is the one to `command`.
-    fn answer_to(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        match self.answers.next(&mut self.stream) {
+    fn answer_to(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+        let answer = self.answers.next(&mut self.stream, self.listing_left.unwrap_or(ORDINARY), deadline);
+        if let Some(left) = &mut self.listing_left {
+            *left = left.saturating_sub(self.answers.spent());
+        }
+        match answer {
             Ok(Answer::Value(reply)) => Ok(reply),
             Ok(Answer::Error(error)) => Err(Failure::refused(command, error)),
             Err(Unread::Io(error)) => Err(Failure::of_stream(&error, "did not answer in time")),
-            Err(Unread::Protocol) => Err(Failure::NoAnswer(
+            Err(Unread::TooLong) if self.listing_left.is_some() => Err(Failure::ListingTooLong),
+            Err(Unread::Protocol | Unread::TooLong) => Err(Failure::NoAnswer(
                 "sent an answer that is not in Redis's protocol, or longer than anything that lockrun asks for",
             )),
         }
@@ -177,12 +190,14 @@ mod tests {
         ] {
             let mut store =
                 Address::parse("redis://:pw@h/3").expect("is a URL").open(Duration::from_secs(1)).expect("opens");
-            let answers: String = answers.iter().flat_map(|answer| [*answer, "\r\n"]).collect();
-            let failed = scripted::with([answers.clone().into_bytes()], || {
+            let lines = answers;
+            let answers: String = lines.iter().flat_map(|answer| [*answer, "\r\n"]).collect();
+            // A server that is full is asked again.
+            let failed = scripted::with(std::iter::repeat_n(answers.into_bytes(), 50), || {
                 store.try_acquire(&Claim::example(), IfHeld::Leave).expect_err("it is rejected")
             });
-            assert!(failed.error.to_string().contains(why), "{answers:?}: {:#}", failed.error);
-            assert_eq!(failed.nothing_to_cancel, nothing_to_cancel, "{answers:?}: {:#}", failed.error);
+            assert!(failed.error.to_string().contains(why), "{lines:?}: {:#}", failed.error);
+            assert_eq!(failed.nothing_to_cancel, nothing_to_cancel, "{lines:?}: {:#}", failed.error);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::script;
 use super::url::{Role, Server};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls_error::{HandshakeFailure, certificate_alert};
-use crate::store::StoreError;
+use crate::store::{StoreError, listing_limit};
 use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
@@ -30,16 +30,18 @@ const TRANSIENT: [&str; 13] = [
     "NOREPLICAS",
     "MISCONF",
     "OOM",
-    "ERR max number of clients",
+    FULL,
 ];
+
+/// The error of a server that has as many clients as it may have.
+const FULL: &str = "ERR max number of clients";
 
 /// The codes that say that a hash slot of a cluster is on another server, or on its way there.
 const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 
 /// The beginnings of errors by which a server rejects a client, and with it all that this connection has sent: it accepts no
 /// such client, or none at all, or the client has not logged in.
-const CLIENT_REJECTED: [&str; 4] =
-    ["DENIED", "ERR max number of clients", "NOAUTH", "ERR Protocol error: unauthenticated "];
+const CLIENT_REJECTED: [&str; 4] = ["DENIED", FULL, "NOAUTH", "ERR Protocol error: unauthenticated "];
 
 /// The beginnings of errors by which a server rejects one request that it does not look at: the client lacks the right, or the
 /// server the command.
@@ -58,6 +60,8 @@ pub(super) enum Failure {
     BadCertificate(String),
     /// No readable answer came in time; says what happened.
     NoAnswer(&'static str),
+    /// A listing is longer than [`listing_limit::BYTES`].
+    ListingTooLong,
     /// The process cannot wait for the answer.
     NoWait(Errno),
     /// The primary is not known. No server was sent the request.
@@ -151,7 +155,9 @@ impl Failure {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
             Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_) => true,
             Failure::NoPrimary { is_transient, .. } => *is_transient,
-            Failure::BadCertificate(_) | Failure::UnexpectedReply(_) | Failure::NoWait(_) => false,
+            Failure::BadCertificate(_) | Failure::UnexpectedReply(_) | Failure::ListingTooLong | Failure::NoWait(_) => {
+                false
+            }
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
         }
     }
@@ -177,6 +183,11 @@ impl Failure {
             Failure::Refused { error, .. } => is_of_a_slot(error) || has_code(error, "READONLY"),
             _ => false,
         }
+    }
+
+    /// Returns whether the server had no room for another client: it may have as soon as one of the others has gone.
+    pub(super) fn is_of_full_server(&self) -> bool {
+        matches!(self, Failure::Refused { error, .. } if has_code(error, FULL))
     }
 
     /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it found
@@ -209,6 +220,7 @@ impl Failure {
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
             Failure::NoPrimary { why, .. } => anyhow!("{why}"),
             Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
+            Failure::ListingTooLong => listing_limit::exceeded(server),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Refused { command, error, .. } => explain_refusal(command, error, server),
         }
@@ -268,6 +280,9 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         _ if has_code(error, "READONLY") => "; it is no primary any more: a failover is under way",
         _ if has_code(error, "OOM") => "; it is out of memory",
         "LOADING" => "; it is still starting",
+        _ if has_code(error, FULL) => {
+            "; each run has a connection, waiting or not: raise maxclients, or limit the waiters with --max-waiting"
+        }
         _ if error.contains("cluster support disabled") => {
             "; it is no node of a cluster: write redis:// in the store's URL"
         }

@@ -24,8 +24,8 @@ impl RedisStore {
     pub(super) fn list_all(&mut self) -> Result<Listing<KeyStatus>, StoreError> {
         let mut listing = self.at_each_primary(true, |store| {
             let keys = store.all_keys()?;
-            let scripts: Vec<Cmd> = keys.iter().map(|key| store.bare_script(&LIST, key)).collect();
-            store.ask_each(keys, &scripts, |key, reply| reply::read_status(key, reply).map(Some))
+            let list = |store: &RedisStore, key: &Key| store.bare_script(&LIST, key);
+            store.ask_each(&keys, list, |key, reply| reply::read_status(key, reply).map(Some))
         })?;
         listing.found.sort_by(|one, other| one.key.as_str().cmp(other.key.as_str()));
         Ok(listing)
@@ -51,7 +51,11 @@ impl RedisStore {
             let store = RedisStore::at(primary.server.clone(), self.tls.clone(), self.timeout);
             // A script without a term begins none: nobody has confirmed this one.
             let known = doubt.is_none().then(|| (0, primary.clone()));
-            match look(&mut RedisStore { failover_scope: self.failover_scope, primary: known, ..store }) {
+            let listing_left = self.listing_left;
+            let mut store = RedisStore { failover_scope: self.failover_scope, primary: known, listing_left, ..store };
+            let looked = look(&mut store);
+            self.listing_left = store.listing_left;
+            match looked {
                 Ok(listing) => looked_at.push((primary, listing)),
                 Err(error) => all.unreadable.push(error),
             }
@@ -80,12 +84,15 @@ impl RedisStore {
 
 impl Prune for RedisStore {
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
-        let mut listing = self.at_each_primary(false, |store| {
-            let mut keys = store.all_keys()?;
-            keys.retain(|one| key.is_none_or(|key| key == one));
-            let prune = |key: &Key| store.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take();
-            let scripts: Vec<Cmd> = keys.iter().map(prune).collect();
-            store.ask_each(keys, &scripts, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+        let prune = |store: &RedisStore, key: &Key| {
+            store.bare_script(&PRUNE, key).arg(millis(unused_for)).arg(u8::from(really)).take()
+        };
+        let mut listing = self.while_listing(|store| {
+            store.at_each_primary(false, |store| {
+                let mut keys = store.all_keys()?;
+                keys.retain(|one| key.is_none_or(|key| key == one));
+                store.ask_each(&keys, prune, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+            })
         })?;
         listing.found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
         Ok(listing)
@@ -110,55 +117,57 @@ impl RedisStore {
         }
     }
 
-    /// Runs `scripts`, which are safe to run twice, one for each of the `keys`, and returns what `read` makes of the replies.
-    /// A key whose script fails because of what it finds there is unreadable.
+    /// Runs a `script`, which is safe to run twice, for each of the `keys`, and returns what `read` makes of the replies. A key
+    /// whose script fails because of what it finds there is unreadable.
     fn ask_each<T>(
         &mut self,
-        keys: Vec<Key>,
-        scripts: &[Cmd],
+        keys: &[Key],
+        script: impl Fn(&Self, &Key) -> Cmd,
         read: impl Fn(Key, &Value) -> Result<Option<T>, UnexpectedReply>,
     ) -> Result<Listing<T>, StoreError> {
         let mut listing = Listing { found: Vec::with_capacity(keys.len()), unreadable: Vec::new() };
-        for (key, answer) in keys.into_iter().zip(self.answers(scripts)?) {
-            match answer.and_then(|reply| read(key.clone(), &reply).map_err(Failure::UnexpectedReply)) {
-                Ok(found) => listing.found.extend(found),
-                Err(failure) => {
-                    let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
-                    listing.unreadable.push(failure.explain(&self.server).context(what));
+        let mut counter = Counter::new("looking at locks", Some(keys.len()));
+        let mut rest = keys;
+        while !rest.is_empty() {
+            let scripts: Vec<Cmd> = rest.iter().take(FLIGHT).map(|key| script(self, key)).collect();
+            let answers = self.answers(&scripts)?;
+            counter.add(answers.len());
+            let (asked, left) = rest.split_at(answers.len());
+            rest = left;
+            for (key, answer) in asked.iter().zip(answers) {
+                match answer.and_then(|reply| read(key.clone(), &reply).map_err(Failure::UnexpectedReply)) {
+                    Ok(found) => listing.found.extend(found),
+                    Err(failure) => {
+                        let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
+                        listing.unreadable.push(failure.explain(&self.server).context(what));
+                    }
                 }
             }
         }
         Ok(listing)
     }
 
-    /// Runs scripts that are safe to run twice, several in one flight, and returns their replies. Fails where the next script
-    /// would fail, too.
+    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first. Fails where the
+    /// next script would fail, too.
     fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
-        let mut answers = Vec::with_capacity(scripts.len());
-        let mut counter = Counter::new("looking at locks", Some(scripts.len()));
-        while answers.len() < scripts.len() {
-            let rest = &scripts[answers.len()..];
-            let rest: Vec<Cmd> = rest.iter().take(FLIGHT).map(|script| self.in_known_term(script)).collect();
-            let flight = match self.connection.take() {
-                // The first script travels alone, and opens the connection.
-                None => Ok(vec![self.run(&rest[0], self.timeout)]),
-                Some(mut connection) => {
-                    let flight = connection.request_all(&rest, Moment::now() + self.timeout);
-                    // After a failure it is out of step.
-                    self.connection = flight.is_ok().then_some(connection);
-                    flight
-                }
-            };
-            let flight = flight.map_err(|failure| failure.explain(&self.server))?;
-            counter.add(flight.len());
-            for answer in flight {
-                match answer {
-                    Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),
-                    answer => answers.push(answer),
-                }
+        let scripts: Vec<Cmd> = scripts.iter().map(|script| self.in_known_term(script)).collect();
+        let flight = match self.connection.take() {
+            // The first script travels alone, and opens the connection.
+            None => Ok(vec![self.run(&scripts[0], self.timeout)]),
+            Some(mut connection) => {
+                connection.listing_left = self.listing_left;
+                let flight = connection.request_all(&scripts, Moment::now() + self.timeout);
+                self.listing_left = connection.listing_left;
+                // After a failure it is out of step.
+                self.connection = flight.is_ok().then_some(connection);
+                flight
             }
+        };
+        let flight = flight.map_err(|failure| failure.explain(&self.server))?;
+        match flight.iter().find_map(|answer| answer.as_ref().err().filter(|failure| !failure.is_of_one_key())) {
+            Some(failure) => Err(failure.explain(&self.server)),
+            None => Ok(flight),
         }
-        Ok(answers)
     }
 }
 

@@ -35,7 +35,7 @@ use serde_json::json;
 
 use super::{
     Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
-    Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted,
+    Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted, listing_limit,
 };
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
@@ -100,6 +100,8 @@ pub struct RedisStore {
     wait: Option<WaitState>,
     /// Whether the lock was granted to us.
     was_granted: bool,
+    /// How many bytes the rest of a listing may take, while one is read.
+    listing_left: Option<usize>,
 }
 
 /// What is known of the server.
@@ -145,6 +147,7 @@ impl RedisStore {
             has_resent: false,
             wait: None,
             was_granted: false,
+            listing_left: None,
         }
     }
 
@@ -319,12 +322,20 @@ impl Store for RedisStore {
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        let Some(key) = key else { return self.list_all() };
-        Ok(Listing { found: vec![self.status(key)?], unreadable: Vec::new() })
+        self.while_listing(|store| match key {
+            Some(key) => Ok(Listing { found: vec![store.status(key)?], unreadable: Vec::new() }),
+            None => store.list_all(),
+        })
     }
 
     /// Has the script name the holders first: a request that is carried out late, or twice, must not hit the next holder.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
+        self.while_listing(|store| store.revoke_named(key, fence, by, now))
+    }
+}
+
+impl RedisStore {
+    fn revoke_named(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let only = fence.map(|fence| fence.to_string()).unwrap_or_default();
         let naming = self.bare_script(&REVOKE, key).arg("").arg("").arg(u8::from(now)).arg(only).take();
         let targets =
@@ -364,6 +375,14 @@ impl Diagnose for RedisStore {
 }
 
 impl RedisStore {
+    /// Runs an operation whose answers name any number of locks, holders or waiters.
+    fn while_listing<T>(&mut self, operation: impl FnOnce(&mut Self) -> T) -> T {
+        self.listing_left = Some(listing_limit::BYTES);
+        let done = operation(self);
+        self.listing_left = None;
+        done
+    }
+
     /// Returns the answer to a command that is safe to run twice.
     fn answer(&mut self, command: &Cmd) -> Result<Value, StoreError> {
         self.run(command, self.timeout).map_err(|failure| failure.explain(&self.server))

@@ -15,13 +15,10 @@ use crate::sys::clock::Moment;
 
 impl RedisStore {
     /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed while it
-    /// was idle. If another server has become the primary, asks that one. A failure also says whether a server may have run
-    /// the script.
+    /// was idle. If another server has become the primary, asks that one; if the server is full, asks again. A failure also
+    /// says whether a server may have run the script.
     pub(super) fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
-        if self.witnesses.is_none() {
-            return self.run_here(script, deadline);
-        }
         let mut backoff = Backoff::new();
         loop {
             let failure = match self.run_at_primary(script, deadline) {
@@ -29,9 +26,10 @@ impl RedisStore {
                 Err(failure) => failure,
             };
             // What we know of the primary may be wrong.
-            self.connection = None;
+            self.connection = self.connection.take().filter(|_| self.witnesses.is_none());
             let pause = backoff.next();
-            if !failure.is_of_a_move() || Moment::now() + pause >= deadline {
+            let is_of_a_move = self.witnesses.is_some() && failure.is_of_a_move();
+            if !(is_of_a_move || failure.is_of_full_server()) || Moment::now() + pause >= deadline {
                 return Err(failure);
             }
             self.has_resent |= failure.is_unanswered();
@@ -95,7 +93,7 @@ impl RedisStore {
     /// Sends a script as it is. Reopens the connection, once, if it was closed while idle.
     fn send(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         if let Some(connection) = &mut self.connection {
-            match connection.request(script, deadline) {
+            match request(connection, &mut self.listing_left, script, deadline) {
                 Err(Failure::Closed) => {
                     self.connection = None;
                     self.has_resent = true;
@@ -108,7 +106,7 @@ impl RedisStore {
             }
         }
         let mut connection = Connection::open(&self.server, self.tls.as_ref(), deadline)?;
-        let reply = connection.request(script, deadline);
+        let reply = request(&mut connection, &mut self.listing_left, script, deadline);
         match reply {
             Ok(_) => self.connection = Some(connection),
             Err(Failure::Closed) if self.contact == Contact::NotYet => return Err(Failure::HungUp),
@@ -138,6 +136,19 @@ impl RedisStore {
             thread::sleep(pause);
         }
     }
+}
+
+/// Sends a script, and waits for the answer, which counts towards the listing that is under way, if there is one.
+fn request(
+    connection: &mut Connection,
+    listing_left: &mut Option<usize>,
+    script: &Cmd,
+    deadline: Moment,
+) -> Result<Value, Failure> {
+    connection.listing_left = *listing_left;
+    let reply = connection.request(script, deadline);
+    *listing_left = connection.listing_left;
+    reply
 }
 
 /// Returns the first key of a command that runs a script.

@@ -3,11 +3,14 @@
 //! Answers are read on several threads, one of which has a small stack (renewal), and may come from a server that is not a
 //! Redis. So the depth of an answer, the length of a line and the memory of an answer are bounded, and no memory is reserved
 //! for a length that was only announced. An answer that is deeper or longer than any that lockrun asks for, or not RESP2, is
-//! rejected; the connection is then out of step.
+//! rejected; the connection is then out of step. An answer that does not end is given up at its deadline, even if there is
+//! always more of it to read.
 
 use std::io::{self, Read};
 
 use redis::Value;
+
+use crate::sys::clock::Moment;
 
 /// The greatest depth of arrays within arrays. What lockrun asks for is at most 4 deep.
 const DEPTH_MAX: usize = 8;
@@ -15,8 +18,12 @@ const DEPTH_MAX: usize = 8;
 /// The longest line, its end included: a number, a simple string or an error.
 const LINE_MAX: usize = 64 * 1024;
 
-/// The most memory that one answer may take, in bytes: enough for the particulars of some 80,000 waiters.
-const ANSWER_MAX: usize = 64 * 1024 * 1024;
+/// The most that one answer may take, in bytes, unless it lists locks, holders or waiters.
+pub(super) const ORDINARY: usize = 1024 * 1024;
+
+/// How much of an answer is read after its deadline, in bytes: an answer that has arrived counts, even if this process was
+/// stopped since.
+const LATE_MAX: usize = 64 * 1024;
 
 /// How much is read at a time.
 const CHUNK: usize = 4096;
@@ -35,30 +42,47 @@ pub(super) enum Answer {
 pub(super) enum Unread {
     /// The stream failed, or ended.
     Io(io::Error),
-    /// The input is not RESP2, or exceeds the bounds.
+    /// The input is not RESP2, or is deeper than any answer.
     Protocol,
+    /// The answer takes more than it may.
+    TooLong,
 }
 
 /// Reads answers from a stream, one after the other, and keeps what follows an answer for the next. It is out of step after a
 /// failure.
-#[derive(Default)]
 pub(super) struct Answers {
     /// What was read from the stream, and how much of it has been used.
     buffer: Vec<u8>,
     done: usize,
-    /// How many more bytes the present answer may take.
-    budget: usize,
+    /// How many bytes the present answer may take, and how many it has taken: those that were sent, and what its values need
+    /// beside them.
+    most: usize,
+    spent: usize,
+    /// How many bytes were read for it, and until when.
+    read: usize,
+    deadline: Moment,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Answers { buffer: Vec::new(), done: 0, most: 0, spent: 0, read: 0, deadline: Moment::now() }
+    }
 }
 
 impl Answers {
-    /// Reads the next answer from `stream`.
-    pub(super) fn next(&mut self, stream: &mut impl Read) -> Result<Answer, Unread> {
-        self.budget = ANSWER_MAX;
+    /// Reads the next answer from `stream`, which may take so many bytes at `most`, until the `deadline`.
+    pub(super) fn next(&mut self, stream: &mut impl Read, most: usize, deadline: Moment) -> Result<Answer, Unread> {
+        (self.most, self.spent, self.read, self.deadline) = (most, 0, 0, deadline);
         let (kind, line) = self.line(stream)?;
         match kind {
             b'-' => Ok(Answer::Error(line)),
             _ => self.value(stream, kind, &line, 1).map(Answer::Value),
         }
+    }
+
+    /// Returns how many bytes the last answer took.
+    pub(super) fn spent(&self) -> usize {
+        self.spent
     }
 
     /// Reads the value that begins with a `line` of this `kind`, at `depth` in its answer.
@@ -97,7 +121,7 @@ impl Answers {
             self.fill(stream, CHUNK)?;
         };
         // A value takes memory beside its text.
-        self.spend(end + size_of::<Value>())?;
+        self.spend(end + 2 + size_of::<Value>())?;
         let line = self.take(end);
         self.take(2);
         match line.split_first() {
@@ -110,7 +134,7 @@ impl Answers {
 
     /// Reads `length` bytes, and the end of line after them.
     fn bulk(&mut self, stream: &mut impl Read, length: usize) -> Result<Vec<u8>, Unread> {
-        self.spend(length)?;
+        self.spend(length.saturating_add(2))?;
         while self.buffer.len() - self.done < length + 2 {
             let missing = length + 2 - (self.buffer.len() - self.done);
             self.fill(stream, missing.clamp(CHUNK, 16 * CHUNK))?;
@@ -120,18 +144,22 @@ impl Answers {
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), Unread> {
-        self.budget = self.budget.checked_sub(bytes).ok_or(Unread::Protocol)?;
-        Ok(())
+        self.spent = self.spent.saturating_add(bytes);
+        if self.spent > self.most { Err(Unread::TooLong) } else { Ok(()) }
     }
 
     /// Reads what has arrived, at most `most` bytes.
     fn fill(&mut self, stream: &mut impl Read, most: usize) -> Result<(), Unread> {
+        if self.read > LATE_MAX && Moment::now() >= self.deadline {
+            return Err(Unread::Io(io::ErrorKind::TimedOut.into()));
+        }
         self.buffer.drain(..self.done);
         self.done = 0;
         let before = self.buffer.len();
         self.buffer.resize(before + most, 0);
         let read = stream.read(&mut self.buffer[before..]);
         self.buffer.truncate(before + *read.as_ref().unwrap_or(&0));
+        self.read += self.buffer.len() - before;
         match read {
             Ok(0) => Err(Unread::Io(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) => Ok(()),
@@ -153,6 +181,8 @@ fn length(number: i64) -> Result<usize, Unread> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// A stream that returns one byte at a time.
@@ -165,8 +195,13 @@ mod tests {
         }
     }
 
+    /// Reads the next answer, with the usual bounds.
+    fn next(answers: &mut Answers, stream: &mut impl Read) -> Result<Answer, Unread> {
+        answers.next(stream, ORDINARY, Moment::now() + Duration::from_mins(1))
+    }
+
     fn read(bytes: &[u8]) -> Result<Answer, Unread> {
-        Answers::default().next(&mut &*bytes)
+        next(&mut Answers::default(), &mut &*bytes)
     }
 
     fn bulk(text: &str) -> Value {
@@ -191,7 +226,7 @@ mod tests {
         ] {
             let text = String::from_utf8_lossy(bytes);
             assert_eq!(read(bytes).expect("is read"), Answer::Value(value.clone()), "{text:?}");
-            let slowly = Answers::default().next(&mut Trickle(bytes));
+            let slowly = next(&mut Answers::default(), &mut Trickle(bytes));
             assert_eq!(slowly.expect("is read"), Answer::Value(value), "{text:?}");
             for cut in 0..bytes.len() {
                 assert!(matches!(read(&bytes[..cut]), Err(Unread::Io(_))), "{text:?} cut after {cut}");
@@ -208,10 +243,10 @@ mod tests {
     fn answers_follow_each_other() {
         let mut answers = Answers::default();
         let mut stream = &b":1\r\n$2\r\nab\r\n-NO\r\n"[..];
-        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Value(Value::Int(1)));
-        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Value(bulk("ab")));
-        assert_eq!(answers.next(&mut stream).expect("is read"), Answer::Error("NO".into()));
-        assert!(matches!(answers.next(&mut stream), Err(Unread::Io(_))));
+        assert_eq!(next(&mut answers, &mut stream).expect("is read"), Answer::Value(Value::Int(1)));
+        assert_eq!(next(&mut answers, &mut stream).expect("is read"), Answer::Value(bulk("ab")));
+        assert_eq!(next(&mut answers, &mut stream).expect("is read"), Answer::Error("NO".into()));
+        assert!(matches!(next(&mut answers, &mut stream), Err(Unread::Io(_))));
     }
 
     #[test]
@@ -222,18 +257,34 @@ mod tests {
         for bytes in [
             &deep,
             &"*1\r\n".repeat(100_000),
-            &format!("${}\r\n", ANSWER_MAX + 1),
-            "$2147483647\r\n",
-            "$9223372036854775807\r\n",
             "$9223372036854775808\r\n",
             &"x".repeat(LINE_MAX),
             &format!("+{}", "x".repeat(LINE_MAX)),
-            &("*1000000000\r\n".to_owned() + &":1\r\n".repeat(ANSWER_MAX / size_of::<Value>() + 1)),
         ] {
             assert!(matches!(read(bytes.as_bytes()), Err(Unread::Protocol)), "{:?}", &bytes[..bytes.len().min(40)]);
         }
+        for bytes in [
+            &format!("${ORDINARY}\r\n"),
+            "$2147483647\r\n",
+            "$9223372036854775807\r\n",
+            &("*1000000000\r\n".to_owned() + &":1\r\n".repeat(ORDINARY / size_of::<Value>())),
+            &("*1000000000\r\n".to_owned() + &"$0\r\n\r\n".repeat(ORDINARY / size_of::<Value>())),
+        ] {
+            assert!(matches!(read(bytes.as_bytes()), Err(Unread::TooLong)), "{:?}", &bytes[..bytes.len().min(40)]);
+        }
         // The rest may still come, and no memory is reserved for it.
         assert!(matches!(read(b"*1000000000\r\n"), Err(Unread::Io(_))));
+    }
+
+    #[test]
+    fn an_answer_that_does_not_end_is_given_up() {
+        let endless = || b"*1000000000\r\n".chain(std::io::repeat(b'\n'));
+        let mut stream = b"$1000000000\r\n".chain(endless());
+        let late = Answers::default().next(&mut stream, usize::MAX, Moment::now());
+        assert!(matches!(&late, Err(Unread::Io(error)) if error.kind() == io::ErrorKind::TimedOut), "{late:?}");
+        // What has arrived counts.
+        let text = format!("${}\r\n{}\r\n", LATE_MAX / 2, "x".repeat(LATE_MAX / 2));
+        assert!(Answers::default().next(&mut text.as_bytes(), ORDINARY, Moment::now()).is_ok());
     }
 
     #[test]

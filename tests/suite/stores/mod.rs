@@ -31,6 +31,7 @@ mod postgres_tls;
 mod postgres_unusable;
 mod postgres_waiters;
 mod record;
+mod redis_bounds;
 mod redis_costs;
 mod redis_keys;
 mod redis_mail;

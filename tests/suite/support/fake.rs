@@ -22,6 +22,8 @@ pub(crate) enum Manner {
     InTurn(&'static [&'static [u8]]),
     /// Answers a request with these bytes, and then sends numbers without end.
     Flood(&'static [u8]),
+    /// Answers a request with the first of these, and then sends the second without end.
+    FloodOf(&'static [u8], &'static [u8]),
     /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
     /// the second.
     SilentThen(&'static [u8], &'static [u8]),
@@ -112,7 +114,12 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             Manner::Trickle => stream.write_all(b"x"),
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
             Manner::InTurn(_) if count > 0 => in_turn.next().map_or(Ok(()), |answer| stream.write_all(answer)),
-            Manner::Flood(bytes) if count > 0 => stream.write_all(bytes).and_then(|()| flood(&mut stream, over)),
+            Manner::Flood(bytes) if count > 0 => {
+                stream.write_all(bytes).and_then(|()| flood(&mut stream, b":1\r\n", over))
+            }
+            Manner::FloodOf(bytes, part) if count > 0 => {
+                stream.write_all(bytes).and_then(|()| flood(&mut stream, part, over))
+            }
             // If the buffer is full, the rest of the request is still to come.
             Manner::SilentThen(once, then) if earlier > 0 && count > 0 && count < asked.len() => {
                 stream.write_all(if std::mem::replace(&mut has_answered, true) { then } else { once })
@@ -126,13 +133,13 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     }
 }
 
-/// Sends numbers, as elements of an array, until the client has gone.
-fn flood(stream: &mut TcpStream, over: &AtomicBool) -> std::io::Result<()> {
-    let numbers = b":1\r\n".repeat(16_384);
+/// Sends this again and again until the client has gone.
+fn flood(stream: &mut TcpStream, part: &[u8], over: &AtomicBool) -> std::io::Result<()> {
+    let parts = part.repeat(16_384);
     let mut sent = 0;
     while !over.load(Ordering::Relaxed) {
-        match stream.write(&numbers[sent..]) {
-            Ok(count) => sent = (sent + count) % numbers.len(),
+        match stream.write(&parts[sent..]) {
+            Ok(count) => sent = (sent + count) % parts.len(),
             // The client reads slowly.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(error),
