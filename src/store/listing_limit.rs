@@ -8,8 +8,8 @@ use anyhow::anyhow;
 
 use super::StoreError;
 
-/// The most that a store reads for one `status` or `prune`, in bytes: enough for a hundred thousand locks.
-pub const BYTES: usize = 64 << 20;
+/// The most that a store reads for one `status` or `prune`, in bytes: enough for a hundred thousand locks with some waiters each.
+pub const BYTES: usize = 128 << 20;
 
 /// Returns the error of a listing that is longer, from this `server`.
 pub fn exceeded(server: &impl Display) -> StoreError {

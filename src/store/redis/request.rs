@@ -21,7 +21,11 @@ impl RedisStore {
         let deadline = Moment::now() + timeout;
         let mut backoff = Backoff::new();
         loop {
-            let failure = match self.run_at_primary(script, deadline) {
+            let reply = match self.witnesses {
+                None => self.run_here(script, deadline),
+                Some(_) => self.run_at_primary(script, deadline),
+            };
+            let failure = match reply {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };

@@ -81,7 +81,7 @@ fn a_server_that_always_has_another_page_of_keys() {
     let fake = Fake::start(Manner::Answer(kept(page)));
     for words in [&["status"][..], &["status", "--json"], &["prune", "--older-than", "1d"]] {
         let call = Lockrun::bare().args(words).args(["--store", &fake.url()]);
-        within_memory(call).exited(69).printed("").said("lists more than 64 MiB of locks");
+        within_memory(call).exited(69).printed("").said("lists more than 128 MiB of locks");
     }
 }
 
