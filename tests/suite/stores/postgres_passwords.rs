@@ -8,6 +8,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use crate::support::postgres::Setup;
+use crate::support::tls::Certificates;
 use crate::support::{LeaseServer, Lockrun, Output, Postgres};
 
 /// A password that has to be escaped wherever it is written, and one user who has it.
@@ -47,21 +48,32 @@ fn address() -> IpAddr {
     socket.local_addr().expect("its address").ip()
 }
 
-// `sslmode=prefer`, the default, does not send the password in clear if a man in the middle says that there is no TLS.
+// A password is sent in clear only to a server that has proved which one it is: by its certificate, or by the directory of its socket.
 #[test]
-fn in_clear_over_the_network() {
-    let access = ["127.0.0.1/32", "0.0.0.0/0"].map(|from| format!("host all all {from} password")).to_vec();
+fn in_clear() {
+    let access =
+        ["local all all", "host all all 127.0.0.1/32", "host all all 0.0.0.0/0"].map(|from| format!("{from} password"));
     let settings = vec!["listen_addresses=*".to_owned()];
-    let postgres = Postgres::with(&Setup { settings, access, ..Setup::default() });
+    let certificates = Some(Certificates::make());
+    let postgres = Postgres::with(&Setup { settings, access: access.to_vec(), certificates, ..Setup::default() });
     postgres.ask("CREATE ROLE app LOGIN PASSWORD 'secret'; GRANT CREATE ON DATABASE postgres TO app");
     let url = |host: &str, mode: &str| postgres.url_as("app:secret", mode).replacen("127.0.0.1", host, 1);
-    let address = address().to_string();
-    for mode in ["", "sslmode=prefer", "sslmode=allow"] {
-        let output = run(Lockrun::at(&url(&address, mode))).exited(69).printed("").said("sslmode=require");
-        assert!(!output.stderr().contains("secret"), "{output}");
-        works(Lockrun::at(&url("127.0.0.1", mode)));
+    for host in ["127.0.0.1", &address().to_string()] {
+        for mode in ["", "sslmode=prefer", "sslmode=allow", "sslmode=disable", "sslmode=require", "ssl=true"] {
+            let output =
+                run(Lockrun::at(&url(host, mode))).exited(69).printed("").said("in clear").said("sslmode=verify-full");
+            assert!(!output.stderr().contains("secret"), "{output}");
+        }
     }
-    works(Lockrun::at(&url(&address, "sslmode=disable")));
+    let ca = postgres.certificates().path("ca.crt");
+    for mode in ["", "sslmode=require&", "sslmode=verify-ca&", "sslmode=verify-full&"] {
+        works(Lockrun::at(&url("127.0.0.1", &format!("{mode}ca={ca}"))));
+    }
+    let directory = postgres.sockets().display();
+    works(
+        Lockrun::at(&format!("postgres:///postgres?user=app&host={directory}&port={}", postgres.port()))
+            .env("PGPASSWORD", "secret"),
+    );
 }
 
 // "`user[:pw]@`", and `PGPASSWORD` where the URL has none.

@@ -14,7 +14,7 @@ pub(super) fn diagnose(server: &Server, is_encrypted: bool, timeout: Duration) -
     let exposed = if is_encrypted {
         Diagnostic::warn(
             "the connection is encrypted (TLS), but the server's certificate is not verified",
-            "another server in between could pose as this one, and ask for the password; write sslmode=verify-full in the store's URL, \
+            "another server in between could pose as this one; write sslmode=verify-full in the store's URL, \
              and ca=FILE if the authority is your own",
         )
     } else {
