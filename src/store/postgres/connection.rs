@@ -19,10 +19,9 @@ use crate::lock::token::Token;
 use crate::net::stream::Stream;
 use crate::sys::clock::Moment;
 
-/// The longest answer that is read, in bytes. The longest that lockrun asks for is a page of the list of locks.
-const ANSWER_MAX: usize = 64 << 20;
-
-const TOO_LONG: Failure = Failure::UnexpectedReply("it is longer than anything that lockrun asks for");
+/// The longest answer to a request that is read, in bytes, unless the request is a page of a listing. All that the server sends counts,
+/// such as notices. The longest ordinary one is the record of a thousand holders.
+const ANSWER_MAX: usize = 4 << 20;
 
 /// An open connection.
 pub(super) struct Connection {
@@ -34,8 +33,10 @@ pub(super) struct Connection {
     pub(super) process: i32,
     /// Whether the server has sent anything since the current operation began or the connection was opened.
     pub(super) has_spoken: bool,
-    /// How many bytes have come since the last request was sent.
+    /// How many bytes have come since the last request was sent, and how many more the rows among them take in memory.
     received: usize,
+    /// How many more bytes a listing may take, if the last request was a page of one.
+    listing_left: Option<usize>,
     /// How many commits the server has reported as not confirmed by a standby.
     unconfirmed: u64,
     /// Whether a transaction is open, as the server last reported.
@@ -96,6 +97,7 @@ impl Connection {
             process: 0,
             has_spoken: false,
             received: 0,
+            listing_left: None,
             unconfirmed: 0,
             transaction: Transaction::None,
             is_broken: false,
@@ -106,8 +108,8 @@ impl Connection {
         }
     }
 
-    /// Sends the batch at once and returns the answers to its statements in order, without those of its preparations. Fails with the first
-    /// refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
+    /// Sends the batch at once and returns the answers to its statements in order, without that of a transaction's beginning. Fails with the
+    /// first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
     pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
             self.roll_back(deadline)?;
@@ -139,6 +141,7 @@ impl Connection {
             return Err(Failure::UnexpectedReply("a statement that cannot be sent"));
         }
         self.send(&batch.messages, deadline)?;
+        self.listing_left = batch.listing_left;
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
         for at in 0..batch.len() {
@@ -150,7 +153,7 @@ impl Connection {
         }
         match refusal {
             Some(refusal) => Err(Failure::Refused(refusal)),
-            None => Ok(answers.split_off(batch.preparations)),
+            None => Ok(answers.split_off(usize::from(batch.begins))),
         }
     }
 
@@ -162,6 +165,7 @@ impl Connection {
             match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
                     let row = read_row(&row)?;
+                    self.received += size_of::<Row>() + row.len() * size_of::<Option<String>>();
                     if let Ok(answer) = &mut answer {
                         answer.rows.push(row);
                     }
@@ -207,7 +211,7 @@ impl Connection {
 
     /// Sends messages.
     pub(super) fn send(&mut self, messages: &[u8], deadline: Moment) -> Result<(), Failure> {
-        self.received = 0;
+        (self.received, self.listing_left) = (0, None);
         self.stream.set_deadline(deadline);
         let sent = self.stream.write_all(messages).and_then(|()| self.stream.flush());
         sent.map_err(|error| Failure::of_stream(&error))
@@ -251,10 +255,28 @@ impl Connection {
     /// Returns the next message, if all of it has been read.
     fn take_message(&mut self) -> Result<Option<Message>, Failure> {
         let header = backend::Header::parse(&self.input).map_err(|error| Failure::of_stream(&error))?;
-        if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > ANSWER_MAX)) {
-            return Err(TOO_LONG);
+        if header.is_some_and(|header| usize::try_from(header.len()).is_ok_and(|length| length > self.answer_max())) {
+            return Err(self.too_long());
         }
         Message::parse(&mut self.input).map_err(|_| Failure::UnexpectedReply("a message that is not in its protocol"))
+    }
+
+    /// Returns how long the answer to the last request may be, in bytes.
+    fn answer_max(&self) -> usize {
+        self.listing_left.unwrap_or(ANSWER_MAX)
+    }
+
+    /// Returns the failure of an answer that is longer.
+    fn too_long(&self) -> Failure {
+        match self.listing_left {
+            Some(_) => Failure::ListingTooLong,
+            None => Failure::UnexpectedReply("it is longer than anything that lockrun asks for"),
+        }
+    }
+
+    /// Returns how many bytes have come in answer to the last request, and how many more its rows take in memory.
+    pub(super) fn received(&self) -> usize {
+        self.received
     }
 
     /// Reads what has arrived, or waits for more.
@@ -266,8 +288,8 @@ impl Connection {
             Ok(length) => {
                 self.has_spoken = true;
                 self.received += length;
-                if self.received > ANSWER_MAX {
-                    return Err(TOO_LONG);
+                if self.received > self.answer_max() {
+                    return Err(self.too_long());
                 }
                 self.input.extend_from_slice(&part[..length]);
                 Ok(())
@@ -285,7 +307,7 @@ impl Connection {
     }
 
     fn read_notifications(&mut self) -> Result<(), Failure> {
-        self.received = 0;
+        (self.received, self.listing_left) = (0, None);
         loop {
             while let Some(message) = self.take_message()? {
                 match message {

@@ -56,6 +56,8 @@ pub(super) struct TableFacts<'a> {
     pub(super) may_be_done: bool,
     /// Whether waiters that are granted the lock are notified.
     pub(super) notices: Notices,
+    /// How many waiters that were not read would claim the lock, if that was counted.
+    pub(super) waiting_unread: usize,
 }
 
 impl Queued {
@@ -103,7 +105,7 @@ impl<'a> TableFacts<'a> {
     /// Returns the facts at `now_ms`, when the `queue` was read for an operation of `asking`, if the operation is a waiter's or holder's.
     pub(super) fn new(now_ms: u64, queue: &'a [Queued], asking: Option<&'a Token>) -> Self {
         let rows = queue.iter().map(|row| (&row.waiter.token, row)).collect();
-        TableFacts { now_ms, queue, rows, asking, may_be_done: false, notices: Notices::Sent }
+        TableFacts { now_ms, queue, rows, asking, may_be_done: false, notices: Notices::Sent, waiting_unread: 0 }
     }
 
     /// Returns the waiters that were read, with those that have missed their turn marked as unresponsive.

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::refusal::Refusal;
 use super::url::Server;
 use crate::net::tls_error::certificate_alert;
-use crate::store::{StoreError, Trouble};
+use crate::store::{StoreError, Trouble, listing_limit};
 use crate::text::escape::escaped;
 
 /// Why a request failed.
@@ -50,6 +50,14 @@ pub(super) enum Failure {
     Refused(Refusal),
     /// What is stored for this lock cannot be read.
     Broken(String),
+    /// The database has stored another key for this one: its encoding has the same bytes for both.
+    OtherKey,
+    /// The keys of a listing are not in order.
+    ListingOutOfOrder,
+    /// A listing is longer than [`listing_limit::BYTES`].
+    ListingTooLong,
+    /// Another transaction keeps us from creating the tables.
+    CreationBlocked(Refusal),
     /// There are no tables, and we may not create them.
     NoTables,
     /// The lock was revoked before we knew that it was ours.
@@ -101,6 +109,16 @@ impl Failure {
         matches!(self, Failure::Refused(refusal) if refusal.is_of_standby)
     }
 
+    /// Returns whether no connection was left. One that is released makes room.
+    pub(super) fn is_of_used_up_connections(&self) -> bool {
+        match self {
+            Failure::Refused(refusal) => refusal.is_of_used_up_connections(),
+            // Some hosts have none left, and the others are no better.
+            Failure::NoHost { trouble, .. } => *trouble == Trouble::Busy,
+            _ => false,
+        }
+    }
+
     /// Returns whether an administrator, or the server itself, ended the session.
     pub(super) fn is_of_ended_session(&self) -> bool {
         matches!(self, Failure::Refused(refusal) if refusal.is_of_ended_session())
@@ -137,8 +155,8 @@ impl Failure {
                 Trouble::Unavailable
             }
             Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
-            Failure::RowBusy => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_busy() => Trouble::Busy,
+            Failure::RowBusy | Failure::CreationBlocked(_) => Trouble::Busy,
+            Failure::Refused(refusal) if refusal.is_busy() || refusal.is_of_used_up_connections() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_transient() => Trouble::Unavailable,
             Failure::NoHost { trouble, .. } => *trouble,
             Failure::Refused(_)
@@ -150,6 +168,9 @@ impl Failure {
             | Failure::NotPostgres(_)
             | Failure::NotAdmitted(_)
             | Failure::Broken(_)
+            | Failure::OtherKey
+            | Failure::ListingOutOfOrder
+            | Failure::ListingTooLong
             | Failure::NoTables
             | Failure::Revoked
             | Failure::FenceEnds(_)
@@ -195,6 +216,17 @@ impl Failure {
             ),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
+            Failure::CreationBlocked(refusal) => anyhow!(
+                "{server} could not create the tables for locks in the schema {:?}: {refusal}; another transaction has created something of \
+                 the same name and does not end. Find it with SELECT * FROM pg_stat_activity WHERE state = 'idle in transaction', and end it",
+                server.schema
+            ),
+            Failure::OtherKey => anyhow!(
+                "{server} has the same bytes for this key and for another one, in the encoding of its database; use another key, or a \
+                 database with the encoding UTF8"
+            ),
+            Failure::ListingOutOfOrder => anyhow!("unexpected reply from {server}: its list of locks is not in order"),
+            Failure::ListingTooLong => listing_limit::exceeded(server),
             Failure::NewerTables(version) => anyhow!(
                 "the tables in the schema {:?} of {server} have version {version}, which this lockrun does not know; install a later one",
                 server.schema

@@ -67,18 +67,18 @@ impl PostgresStore {
     fn ask(
         &mut self,
         claim: &Claim,
-        begin: &str,
+        kind: &str,
         statement: &str,
         next: Option<&str>,
     ) -> Result<Option<OwnRow>, Failure> {
         let deadline = Moment::now() + self.timeout;
         let parameters: Vec<_> =
             [Some(claim.key.as_str()), Some(claim.token.as_str())].into_iter().chain(next.map(Some)).collect();
-        let mut batch = Batch::impatient_transaction(begin, deadline, ROW_WAIT);
+        let mut batch = Batch::impatient_transaction(kind, deadline, ROW_WAIT);
         batch.add(statement, &parameters);
         // A heartbeat need not survive a crash of the server. It ends with END, an operation with COMMIT, so that the two can be
         // distinguished on the wire.
-        batch.add("SELECT set_config('synchronous_commit', 'off', true)", &[]);
+        batch.add("SELECT pg_catalog.set_config('synchronous_commit', 'off', true)", &[]);
         batch.add("END", &[]);
         let answers = match self.connected(deadline)?.run(&batch, deadline) {
             // The next look at the lock creates the tables.

@@ -1,20 +1,20 @@
 //! Lists and prunes all locks, page by page. A lock that cannot be read, or is busy, does not affect the others.
 
+use std::iter;
 use std::time::Duration;
 
 use super::batch::{Batch, SNAPSHOT};
-use super::connection::Row;
+use super::connection::{Connection, Row};
 use super::facts::{Queued, TableFacts};
 use super::failure::Failure;
 use super::heartbeat::NOW;
 use super::mismatch::check_version;
-use super::operation::Subject;
 use super::reading::{STARTED, read_record, waiter_columns};
 use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, StoreError, Trouble, from_state};
+use crate::store::{KeyStatus, Listing, Prune, StoreError, Trouble, from_state, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
@@ -47,26 +47,49 @@ struct Pages {
     after: Option<String>,
     /// The condition for the next page, with `after` as its parameter.
     condition: &'static str,
+    /// How many more bytes the pages may take.
+    left: usize,
 }
 
 impl Pages {
     /// Returns the pages from the first one on.
     fn all() -> Self {
         // The empty string is less than any key.
-        Pages { after: Some(String::new()), condition: IS_AFTER }
+        Pages { after: Some(String::new()), condition: IS_AFTER, left: listing_limit::BYTES }
     }
 
     /// Returns the page of this key alone.
     fn of(key: &Key) -> Self {
-        Pages { after: Some(key.as_str().to_owned()), condition: IS }
+        Pages { after: Some(key.as_str().to_owned()), condition: IS, left: listing_limit::BYTES }
     }
 
     fn next(&mut self, store: &mut PostgresStore) -> Result<Option<Page>, Failure> {
         let Some(after) = self.after.take() else { return Ok(None) };
-        let page = store.page(self.condition, &after)?;
+        let page = store.page(self.condition, &after, self.left)?;
+        let received = store.connection.as_ref().map_or(0, Connection::received);
+        self.left = self.left.saturating_sub(received + page.keys.len() * size_of::<KeyStatus>());
+        let keys = || page.keys.iter().map(|stored| stored.key.as_str());
+        if self.condition == IS {
+            if keys().any(|key| key != after) {
+                return Err(Failure::OtherKey);
+            }
+        } else if !iter::once(after.as_str()).chain(keys()).is_sorted_by(|one, next| ascends(one, next)) {
+            // Such a server might never come to an end.
+            return Err(Failure::ListingOutOfOrder);
+        }
         self.after = page.keys.last().filter(|_| page.keys.len() == PAGE).map(|last| last.key.clone());
         Ok(Some(page))
     }
+}
+
+/// Returns whether a key comes before the `next` one in the order of their bytes, as far as that can be said: where both have a character
+/// that is not ASCII, their order depends on the database's encoding.
+fn ascends(key: &str, next: &str) -> bool {
+    let mut pairs = key.chars().map(Some).chain([None]).zip(next.chars().map(Some).chain([None]));
+    let is_ascii = |character: Option<char>| character.is_none_or(|character| character.is_ascii());
+    pairs
+        .find(|(one, other)| one != other)
+        .is_some_and(|(one, other)| one < other || !is_ascii(one) && !is_ascii(other))
 }
 
 impl Stored {
@@ -96,7 +119,7 @@ impl PostgresStore {
     }
 
     fn status_of(&mut self, key: &Key) -> Result<KeyStatus, Failure> {
-        let page = self.page(IS, key.as_str())?;
+        let page = Pages::of(key).next(self)?.unwrap_or_default();
         let stored = page.keys.first();
         stored.map_or_else(|| Ok(KeyStatus::never_used(key.clone())), |stored| stored.status(key.clone(), page.now_ms))
     }
@@ -123,22 +146,28 @@ impl PostgresStore {
         self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
     }
 
-    /// Reads what is stored for the first keys for which this `condition` on `key` holds. Returns none if the tables do not exist yet.
-    fn page(&mut self, condition: &str, key: &str) -> Result<Page, Failure> {
+    /// Reads what is stored for the first keys for which this `condition` on `key` holds, up to so many bytes. Returns none if the tables
+    /// do not exist yet.
+    fn page(&mut self, condition: &str, key: &str, left: usize) -> Result<Page, Failure> {
         let deadline = Moment::now() + self.timeout;
-        match self.try_page(condition, key, deadline) {
+        match self.try_page(condition, key, left, deadline) {
             Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
                 // A first user may have created them meanwhile.
-                if self.has_locks(deadline)? { self.try_page(condition, key, deadline) } else { Ok(Page::default()) }
+                if self.has_locks(deadline)? {
+                    self.try_page(condition, key, left, deadline)
+                } else {
+                    Ok(Page::default())
+                }
             }
             page => page,
         }
     }
 
-    fn try_page(&mut self, condition: &str, key: &str, deadline: Moment) -> Result<Page, Failure> {
+    fn try_page(&mut self, condition: &str, key: &str, left: usize, deadline: Moment) -> Result<Page, Failure> {
         let Tables { version, locks, waiters, .. } = self.tables.clone();
         let keys = format!("FROM {locks} WHERE {condition} ORDER BY key LIMIT {PAGE}");
         let mut batch = Batch::transaction(SNAPSHOT, deadline);
+        batch.listing_left = Some(left);
         batch.add(&format!("SELECT key, state {keys}"), &[Some(key)]);
         batch.add(
             &format!(
@@ -155,7 +184,7 @@ impl PostgresStore {
             &[],
         );
         batch.add("COMMIT", &[]);
-        let answers = self.connected(deadline)?.run(&batch, deadline);
+        let answers = self.connected_in_time(deadline)?.run(&batch, deadline);
         let answers = answers.map_err(|failure| self.find_mismatch(failure, deadline))?;
         Page::read(answers.into_iter().map(|answer| answer.rows))
     }
@@ -240,8 +269,7 @@ impl PostgresStore {
     /// Removes the key if it has not been held for `unused_for`; checks this again with its row locked. Returns whether the key was
     /// removed.
     fn prune_key(&mut self, key: &Key, unused_for: Duration) -> Result<bool, Failure> {
-        let subject = Subject { needs_all_waiters: true, ..on(key) };
-        let pruned = self.once(subject, |state, facts| {
+        let pruned = self.once(on(key), |state, facts| {
             let is_prunable = state.is_prunable(unused_for, facts);
             if is_prunable {
                 *state = LockState::default();
@@ -249,5 +277,24 @@ impl PostgresStore {
             Ok(Applied::only(is_prunable))
         });
         pruned.map(|committed| committed.answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_ascend_in_every_encoding() {
+        for (key, next) in
+            [("", "a"), ("a", "b"), ("a", "aa"), ("a", "é"), ("é", "è"), ("è", "é"), ("aé", "b"), ("é", "éa")]
+        {
+            assert!(ascends(key, next), "{key} {next}");
+        }
+        for (key, next) in
+            [("", ""), ("a", "a"), ("b", "a"), ("aa", "a"), ("é", "a"), ("é", "é"), ("éa", "é"), ("éb", "éa")]
+        {
+            assert!(!ascends(key, next), "{key} {next}");
+        }
     }
 }

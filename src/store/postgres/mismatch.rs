@@ -104,7 +104,12 @@ impl PostgresStore {
     }
 
     /// Sends a statement that only reads, by itself, and returns its rows.
-    fn rows(&mut self, statement: &str, parameters: &[Option<&str>], deadline: Moment) -> Result<Vec<Row>, Failure> {
+    pub(super) fn rows(
+        &mut self,
+        statement: &str,
+        parameters: &[Option<&str>],
+        deadline: Moment,
+    ) -> Result<Vec<Row>, Failure> {
         let mut batch = Batch::transaction(SNAPSHOT, deadline);
         batch.add(statement, parameters);
         batch.add("COMMIT", &[]);

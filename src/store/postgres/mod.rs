@@ -200,7 +200,7 @@ fn on(key: &Key) -> Subject<'_> {
         key,
         asking: None,
         repetition: Repetition::Harmful,
-        needs_all_waiters: false,
+        counts_waiting: false,
         answer_by: None,
         may_be_new: false,
         may_be_done: false,
@@ -216,7 +216,7 @@ impl Store for PostgresStore {
         };
         let seen = self.wait.as_ref().and_then(|wait| wait.seen.clone());
         let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
-        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
+        let counts_waiting = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         let answer_by = match if_held {
             IfHeld::Queue { until, .. } => {
@@ -225,10 +225,23 @@ impl Store for PostgresStore {
             }
             IfHeld::Leave => None,
         };
-        let subject = Subject { needs_all_waiters, answer_by, may_be_new: self.wait.is_none(), ..by(claim) };
+        let may_be_new = self.wait.is_none();
+        let subject = Subject { counts_waiting, answer_by, may_be_new, ..by(claim) };
         // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
-        let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
-        if if_held != IfHeld::Leave && committed.as_ref().is_err_and(|failure| failure.trouble() == Trouble::Busy) {
+        let committed = self.operate(subject, sent_at + self.timeout, |state, facts| {
+            // The rules know nothing of the waiters that were not read.
+            let max = |max: u32| max.saturating_sub(u32::try_from(facts.waiting_unread).unwrap_or(u32::MAX));
+            let on_held = match ask.on_held {
+                OnHeld::Wait { max: limit } => OnHeld::Wait { max: limit.map(max) },
+                on_held @ OnHeld::Leave => on_held,
+            };
+            state.acquire(&Ask { on_held, ..ask }, facts)
+        });
+        if if_held != IfHeld::Leave
+            && committed
+                .as_ref()
+                .is_err_and(|failure| failure.trouble() == Trouble::Busy && !failure.is_of_used_up_connections())
+        {
             self.send_heartbeat_after_failed_look(claim);
         }
         let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;

@@ -4,19 +4,21 @@
 //! from before a wait for the row would be out of date. It also reads the record and the first waiters. The rules are applied here. The
 //! second ([`super::writing`]) writes what has changed, wakes waiters and commits.
 
+use std::thread;
+
 use super::PostgresStore;
-use super::batch::Batch;
 use super::connection::Connection;
 use super::facts::TableFacts;
 use super::failure::Failure;
 use super::login;
 use super::notices::Notices;
-use super::reading::Found;
-use super::waiting::Look;
+use super::reading::{Found, WaitsBy};
+use super::waiting::{Look, WaitState};
 use super::writing::SecondTrip;
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
+use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
 /// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, the row was locked, or the
@@ -37,8 +39,8 @@ pub(super) struct Subject<'a> {
     pub(super) asking: Option<&'a Token>,
     /// Whether the request may be carried out twice.
     pub(super) repetition: Repetition,
-    /// Whether all waiters matter, not only the first ones.
-    pub(super) needs_all_waiters: bool,
+    /// Whether it matters how many wait, also of those that are not read.
+    pub(super) counts_waiting: bool,
     /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`LOGIN_PATIENCE`].
     pub(super) answer_by: Option<Moment>,
     /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
@@ -60,9 +62,14 @@ pub(super) enum Repetition {
 }
 
 impl Subject<'_> {
+    /// Returns whether a waiter asks that has not joined the queue yet, as far as it knows.
+    pub(super) fn is_new_waiter(&self) -> bool {
+        self.answer_by.is_some() && self.may_be_new
+    }
+
     /// Returns whether the operation may join the queue without locking the row: see [`RowLock::None`].
     pub(super) fn can_join_unlocked(&self) -> bool {
-        self.answer_by.is_some() && self.may_be_new && !self.needs_all_waiters
+        self.is_new_waiter() && !self.counts_waiting
     }
 }
 
@@ -191,12 +198,17 @@ impl PostgresStore {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         let mut was_ended = false;
+        let visits = self.wait.as_ref().is_some_and(WaitState::gives_up_connection);
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
-            let read = self.connected(attempt.connect_by).and_then(|connection| {
+            let connected = match subject.answer_by {
+                Some(_) => self.connected(attempt.connect_by),
+                None => self.connected_in_time(attempt.connect_by),
+            };
+            let read = connected.and_then(|connection| {
                 let carry_out_by = answer_by.min(Moment::now() + timeout);
-                Found::read(connection, &tables, subject, attempt.lock, carry_out_by, answer_by)
+                Found::read(connection, &tables, subject, attempt.lock, visits, carry_out_by, answer_by)
             });
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
@@ -222,15 +234,18 @@ impl PostgresStore {
             {
                 attempt.lock = RowLock::None;
             }
-            Failure::Refused(refusal) if refusal.lacks_tables() => self.create_tables(attempt.answer_by)?,
+            Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
+                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
+                created => created?,
+            },
             _ => return Err(failure),
         }
         attempt.connect_by = attempt.answer_by;
         Ok(failure)
     }
 
-    /// Applies the rules to what was read. If all waiters that were read are dead, stopped or cut off, reads the rest, too: one of them may
-    /// be next. Returns the new state, and what the rules say.
+    /// Applies the rules to what was read. If all waiters that were read are dead, stopped or cut off, reads more: one of them may be next.
+    /// Returns the new state, and what the rules say.
     fn apply<T>(
         &mut self,
         rules: &mut impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
@@ -246,7 +261,7 @@ impl PostgresStore {
                 return Ok((state, applied));
             }
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            found.read_all_waiters(connection, &self.tables, subject, attempt.answer_by)?;
+            found.read_more_waiters(connection, &self.tables, subject, attempt.answer_by)?;
         }
     }
 
@@ -273,6 +288,9 @@ impl PostgresStore {
         match answered.and_then(|answers| second.checks.verify(&answers).map(|()| answers)) {
             Ok(answers) => {
                 self.may_be_done = false;
+                if found.waits_by == WaitsBy::Visiting && second.look.is_some() {
+                    self.connection = None;
+                }
                 Ok(second.look.map(|look| (look, second.place.of(&answers))))
             }
             Err(failure) => {
@@ -287,18 +305,31 @@ impl PostgresStore {
     /// Creates the tables, and the schema if it is missing.
     fn create_tables(&mut self, deadline: Moment) -> Result<(), Failure> {
         let (tables, schema) = (self.tables.clone(), self.server.schema.clone());
+        let is_missing =
+            self.rows("SELECT FROM pg_namespace WHERE nspname = $1", &[Some(&schema)], deadline)?.is_empty();
         let connection = self.connected(deadline)?;
-        let mut look = Batch::default();
-        look.add("SELECT FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) $1::name", &[Some(&schema)]);
-        let found = connection.run(&look, deadline)?;
-        let is_missing = found.iter().all(|answer| answer.rows.is_empty());
         match connection.run(&tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.is_busy() => Err(Failure::CreationBlocked(refusal)),
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
             // The next attempt finds them.
             Err(Failure::Refused(refusal)) if refusal.is_of_existing() => Ok(()),
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Returns the connection, as [`Self::connected`] does. If the server has none left at the moment, tries again until the `deadline`: one
+    /// may become free. A waiter tries again by itself, and hears signals meanwhile.
+    pub(super) fn connected_in_time(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
+        let mut backoff = Backoff::new();
+        while let Err(failure) = self.connected(deadline) {
+            let pause = backoff.next();
+            if !failure.is_of_used_up_connections() || Moment::now() + pause >= deadline {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+        }
+        self.connected(deadline)
     }
 
     /// Returns whether there is a connection that is usable as far as is known.

@@ -1,10 +1,11 @@
 //! The first round trip of an operation: locks the row of the lock, and reads what the rules need.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::batch::{Batch, Commit, FLUSH_OID, READ_WRITE};
-use super::connection::Connection;
-use super::facts::{GONE, Queued, TableFacts};
+use super::connection::{Answer, Connection};
+use super::facts::{GONE, LATE, Queued, TableFacts};
 use super::failure::Failure;
 use super::heartbeat::NOW;
 use super::mismatch::check_version;
@@ -18,6 +19,10 @@ use crate::sys::clock::Moment;
 /// How many waiters are read, besides those that were granted the lock and the one that asks: as many as look when a lease or grant ends.
 pub(super) const FIRST_WAITERS: usize = LOOKERS;
 
+/// How many more are read at once if all of those are dead, stopped or cut off: so few that the connection takes them in even if lockrun is
+/// stopped just then. A server that waits until it can send the rest keeps the row locked.
+const MORE_WAITERS: usize = 100;
+
 /// How long a new waiter waits for a row that others have locked, before it joins without locking it.
 const JOIN_WAIT: Duration = Duration::from_millis(500);
 
@@ -28,6 +33,24 @@ pub(super) const ROW_WAIT: Duration = Duration::from_secs(10);
 /// How long after the server's start, in milliseconds, earlier waiters are not overtaken although they have not reconnected. Its recovery from
 /// a crash is part of that time. Waiters that died meanwhile keep the others waiting for at most this long.
 const RETURN_MS: u64 = 5000;
+
+/// A waiter that finds fewer unused connections than this waits without one, so that there are some for those who hold the lock, and for the
+/// short visits of those that wait so.
+const CONNECTIONS_LEFT: u32 = 5;
+
+/// Returns the expression for whether fewer connections than [`CONNECTIONS_LEFT`] are unused, of those that the server, the database and the
+/// role allow. A server older than PostgreSQL 16 has no `reserved_connections`.
+fn is_crowded() -> String {
+    format!(
+        "(SELECT least(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint \
+           - coalesce(current_setting('reserved_connections', true), '0')::bigint - count(*), \
+          min(CASE WHEN d.datconnlimit >= 0 THEN d.datconnlimit END) - count(*) FILTER (WHERE s.datid = d.oid), \
+          min(CASE WHEN r.rolconnlimit >= 0 THEN r.rolconnlimit END) - count(*) FILTER (WHERE s.usesysid = r.oid)) \
+          < {CONNECTIONS_LEFT} \
+          FROM pg_stat_get_activity(NULL) AS s, pg_database AS d, pg_roles AS r \
+          WHERE s.datid <> 0 AND d.datname = current_database() AND r.rolname = session_user)"
+    )
+}
 
 /// The time at which the server was started, as a table.
 pub(super) const STARTED: &str =
@@ -41,13 +64,31 @@ pub(super) const STARTED: &str =
 pub(super) fn waiter_columns() -> String {
     format!(
         "place, waiter, session, looked_at_ms, looks_at_ms, \
-         session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session), \
-         looked_at_ms < started.ms AND looks_at_ms > started.ms - {} AND now.ms BETWEEN started.ms AND started.ms + {RETURN_MS}",
+         session IS NOT NULL AND pg_try_advisory_xact_lock_shared(session), {}",
+        is_returning()
+    )
+}
+
+/// Returns the last of these columns.
+fn is_returning() -> String {
+    format!(
+        "looked_at_ms < started.ms AND looks_at_ms > started.ms - {} AND now.ms BETWEEN started.ms AND started.ms + {RETURN_MS}",
         millis(GONE)
     )
 }
 
 const INCOMPLETE: Failure = Failure::UnexpectedReply("an answer lacks columns");
+
+/// How a waiter learns that it was granted the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitsBy {
+    /// It listens in a session of its own.
+    Listening,
+    /// It reads its own row through a pooler, which gives each transaction another session.
+    Polling,
+    /// It reads its own row, and has no connection in between, to leave it to others.
+    Visiting,
+}
 
 /// What the first round trip has read.
 pub(super) struct Found {
@@ -57,26 +98,30 @@ pub(super) struct Found {
     state: LockState,
     /// When this was read, in milliseconds of Unix time by the server's clock.
     pub(super) now_ms: u64,
-    /// Whether a pooler gives each transaction another session.
-    pub(super) is_pooled: bool,
+    /// How the waiter that asks waits, if it does.
+    pub(super) waits_by: WaitsBy,
     /// How a hand-off commits: [`Commit::VisibleEarly`] if our role has the right to do so.
     pub(super) hand_off: Commit,
     /// The waiters that were read, in their order.
     pub(super) queue: Vec<Queued>,
     /// Whether those are all waiters of the lock.
     pub(super) has_all_waiters: bool,
+    /// How many of the waiters that were not read would claim the lock, if the operation counts them.
+    pub(super) waiting_unread: usize,
     /// Whether the row is locked: then nothing but heartbeats can change any of this until the transaction ends.
     pub(super) is_locked: bool,
 }
 
 impl Found {
-    /// Begins a transaction, locks the row as `lock` says, and reads. From when it begins, the server has the time that is now left until
-    /// `carry_out_by`; we wait for the answer until `answer_by`. Fails with [`Failure::RowDeleted`] if there is no row.
+    /// Begins a transaction, locks the row as `lock` says, and reads. `visits`: whether the waiter that asks waits without a connection. From
+    /// when it begins, the server has the time that is now left until `carry_out_by`; we wait for the answer until `answer_by`. Fails with
+    /// [`Failure::RowDeleted`] if there is no row.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
         subject: Subject<'_>,
         lock: RowLock,
+        visits: bool,
         carry_out_by: Moment,
         answer_by: Moment,
     ) -> Result<Self, Failure> {
@@ -94,60 +139,134 @@ impl Found {
             batch.add(&create, &[key]);
         }
         let for_update = if lock == RowLock::None { "" } else { " FOR UPDATE" };
-        batch.add(&format!("SELECT state FROM {locks} WHERE key = $1{for_update}"), &[key]);
-        let waiters = Waiters::of(tables, subject, subject.needs_all_waiters);
+        batch.add(&format!("SELECT state, key FROM {locks} WHERE key = $1{for_update}"), &[key]);
+        let waiters = Waiters::of(tables, subject, 0, FIRST_WAITERS);
+        // Only a new waiter asks: with each waiter that comes, there is one connection less.
+        let crowded = if subject.is_new_waiter() { is_crowded() } else { "false".to_owned() };
         // A separate statement, so that the clock and the waiters are read after the row is locked.
         batch.add(
             &format!(
                 "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), \
-                 has_function_privilege({FLUSH_OID}::oid, 'EXECUTE'), its.* \
+                 has_function_privilege({FLUSH_OID}::oid, 'EXECUTE'), {crowded}, its.* \
                  FROM {NOW} LEFT JOIN ({}) AS its ON true ORDER BY its.place",
                 waiters.query
             ),
             &waiters.parameters(),
         );
+        let counts = Unread::count(tables, subject, 0, FIRST_WAITERS, &mut batch);
         let answers = &mut connection.run(&batch, answer_by)?[..];
-        let [.., locked, found] = answers else { return Err(INCOMPLETE) };
+        let waiting_unread = counts.read(answers);
+        let Some([locked, found, ..]) = answers.get_mut(usize::from(lock == RowLock::Created)..) else {
+            return Err(INCOMPLETE);
+        };
         if !connection.is_in_transaction() {
             return Err(Failure::Unwritten);
         }
         let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
-        let [Some(now_ms), Some(process), version, may_flush] = facts else { return Err(INCOMPLETE) };
+        let [Some(now_ms), Some(process), version, may_flush, crowded] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
-        let record = locked.rows.pop().and_then(|mut row| row.pop().flatten()).ok_or(Failure::RowDeleted)?;
+        let row = locked.rows.pop().ok_or(Failure::RowDeleted)?;
+        let [Some(record), Some(stored_key)] = <[_; 2]>::try_from(row).map_err(|_| INCOMPLETE)? else {
+            return Err(INCOMPLETE);
+        };
+        if stored_key != subject.key.as_str() {
+            return Err(Failure::OtherKey);
+        }
         // Without waiters there is one row, in which a waiter's columns are null.
         let waiters =
             found.rows.iter().filter_map(|row| row.get(facts.len()..)).filter(|row| row.iter().any(Option::is_some));
         let queue: Vec<Queued> = waiters.map(Queued::read).collect::<Result<_, _>>()?;
+        let has_pooler = process.parse() != Ok(connection.process);
+        let waits_by = match has_pooler {
+            true => WaitsBy::Polling,
+            false if visits || crowded.as_deref() == Some("t") => WaitsBy::Visiting,
+            false => WaitsBy::Listening,
+        };
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();
         Ok(Found {
             state: read_record(&record)?,
             record,
             now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
-            is_pooled: process.parse() != Ok(connection.process),
+            waits_by,
             hand_off: if may_flush.as_deref() == Some("t") { Commit::VisibleEarly } else { Commit::Durable },
-            has_all_waiters: subject.needs_all_waiters || others < FIRST_WAITERS,
+            has_all_waiters: others < FIRST_WAITERS,
+            waiting_unread,
             queue,
             is_locked: lock != RowLock::None,
         })
     }
 
-    /// Reads all waiters of the lock.
-    pub(super) fn read_all_waiters(
+    /// Reads more waiters of the lock, up to one that may be next, or all.
+    pub(super) fn read_more_waiters(
         &mut self,
         connection: &mut Connection,
         tables: &Tables,
         subject: Subject<'_>,
         deadline: Moment,
     ) -> Result<(), Failure> {
-        let waiters = Waiters::of(tables, subject, true);
-        let mut batch = Batch::default();
-        batch.add(&format!("{} ORDER BY place", waiters.query), &waiters.parameters());
-        let answers = connection.run(&batch, deadline)?;
-        let rows = answers.iter().flat_map(|answer| &answer.rows);
-        self.queue = rows.map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
-        self.has_all_waiters = true;
+        let last_of = |queue: &[Queued]| {
+            let others =
+                queue.iter().filter(|row| row.waiter.grant.is_none() && subject.asking != Some(&row.waiter.token));
+            others.map(|row| row.place).max().unwrap_or_default()
+        };
+        let mut after = last_of(&self.queue);
+        if self.is_locked {
+            self.delete_gone(connection, tables, subject, after, deadline)?;
+        }
+        while !self.has_all_waiters {
+            let waiters = Waiters::of(tables, subject, after, MORE_WAITERS);
+            let mut batch = Batch::default();
+            batch.add(&format!("{} ORDER BY place", waiters.query), &waiters.parameters());
+            let counts = Unread::count(tables, subject, after, MORE_WAITERS, &mut batch);
+            let answers = connection.run(&batch, deadline)?;
+            self.waiting_unread = counts.read(&answers);
+            let rows = answers.first().map(|answer| answer.rows.as_slice()).unwrap_or_default();
+            let mut more: Vec<Queued> = rows.iter().map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
+            // Those that were granted the lock, and the one that asks, are read again.
+            let places: HashSet<i64> = self.queue.iter().map(|row| row.place).collect();
+            more.retain(|row| !places.contains(&row.place));
+            let last = last_of(&more);
+            self.has_all_waiters = last <= after;
+            after = last;
+            let facts = TableFacts::new(self.now_ms, &more, subject.asking);
+            let has_next = more.iter().any(|row| row.waiter.grant.is_none() && facts.is_willing(&row.waiter));
+            self.queue.extend(more);
+            if has_next {
+                break;
+            }
+        }
+        self.queue.sort_by_key(|row| row.place);
         Ok(())
+    }
+
+    /// Deletes the waiters behind this place that are gone, as the rules do with those that were read. There may be thousands.
+    fn delete_gone(
+        &self,
+        connection: &mut Connection,
+        tables: &Tables,
+        subject: Subject<'_>,
+        after: i64,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        let waiters = &tables.waiters;
+        let mut batch = Batch::default();
+        // As `TableFacts::presence` judges them.
+        batch.add(
+            &format!(
+                "DELETE FROM {waiters} USING {NOW}, {STARTED} WHERE key = $1 AND place > $3::bigint AND NOT is_granted \
+                 AND token IS DISTINCT FROM $2 AND looks_at_ms + {} < $4::bigint AND NOT ({}) \
+                 AND (session IS NULL OR pg_try_advisory_xact_lock_shared(session))",
+                millis(GONE),
+                is_returning()
+            ),
+            &[
+                Some(subject.key.as_str()),
+                subject.asking.map(Token::as_str),
+                Some(&after.to_string()),
+                Some(&self.now_ms.to_string()),
+            ],
+        );
+        connection.run(&batch, deadline).map(|_| ())
     }
 
     /// Returns the state, with the waiters that were read.
@@ -166,6 +285,7 @@ impl Found {
     pub(super) fn facts<'a>(&'a self, subject: Subject<'a>) -> TableFacts<'a> {
         let mut facts = TableFacts::new(self.now_ms, &self.queue, subject.asking);
         (facts.may_be_done, facts.notices) = (subject.may_be_done, subject.notices);
+        facts.waiting_unread = self.waiting_unread;
         facts
     }
 }
@@ -185,31 +305,76 @@ pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
     Ok(state)
 }
 
-/// The query for the waiters: those that were granted the lock, the one that asks, and the first others, or all.
+/// The query for the waiters: those that were granted the lock, the one that asks, and some others.
 struct Waiters<'a> {
     subject: Subject<'a>,
-    /// How many others; `None`: all.
-    limit: Option<String>,
+    /// The place after which those come.
+    after: String,
+    /// How many others.
+    limit: String,
     /// The query, without an order.
     query: String,
 }
 
 impl<'a> Waiters<'a> {
-    fn of(tables: &Tables, subject: Subject<'a>, all: bool) -> Self {
+    fn of(tables: &Tables, subject: Subject<'a>, after: i64, limit: usize) -> Self {
         let waiters = &tables.waiters;
         let query = format!(
             "SELECT {} FROM {waiters}, {NOW}, {STARTED} WHERE key = $1 AND place IN (\
               SELECT place FROM {waiters} WHERE key = $1 AND is_granted \
               UNION SELECT place FROM {waiters} WHERE key = $1 AND token = $2 \
-              UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted ORDER BY place LIMIT $3::bigint)\
+              UNION (SELECT place FROM {waiters} WHERE key = $1 AND NOT is_granted AND place > $3::bigint ORDER BY place LIMIT $4::bigint)\
              )",
             waiter_columns()
         );
-        Waiters { subject, limit: (!all).then(|| FIRST_WAITERS.to_string()), query }
+        Waiters { subject, after: after.to_string(), limit: limit.to_string(), query }
     }
 
-    fn parameters(&self) -> [Option<&str>; 3] {
-        [Some(self.subject.key.as_str()), self.subject.asking.map(Token::as_str), self.limit.as_deref()]
+    fn parameters(&self) -> [Option<&str>; 4] {
+        let Waiters { subject, after, limit, .. } = self;
+        [Some(subject.key.as_str()), subject.asking.map(Token::as_str), Some(after), Some(limit)]
+    }
+}
+
+/// The number of waiters that were not read and would claim the lock: their rows stay at the server.
+struct Unread {
+    /// The index of the answer, if they are counted.
+    at: Option<usize>,
+}
+
+impl Unread {
+    /// Adds a statement that counts them, if the operation needs that, where `read` waiters without a grant `after` this place are read.
+    fn count(tables: &Tables, subject: Subject<'_>, after: i64, read: usize, batch: &mut Batch) -> Self {
+        if !subject.counts_waiting {
+            return Unread { at: None };
+        }
+        let waiters = &tables.waiters;
+        let at = batch.answers();
+        // As `TableFacts::is_willing` judges them.
+        batch.add(
+            &format!(
+                "SELECT count(*) FROM (SELECT token, session, is_unresponsive, looked_at_ms, looks_at_ms FROM {waiters} \
+                  WHERE key = $1 AND NOT is_granted AND place > $3::bigint ORDER BY place OFFSET $4::bigint) AS it, {NOW}, {STARTED} \
+                 WHERE token IS DISTINCT FROM $2 AND NOT is_unresponsive AND CASE \
+                  WHEN {} THEN true WHEN looks_at_ms + {} < now.ms THEN false \
+                  ELSE session IS NULL OR NOT pg_try_advisory_xact_lock_shared(session) END",
+                is_returning(),
+                millis(LATE)
+            ),
+            &[
+                Some(subject.key.as_str()),
+                subject.asking.map(Token::as_str),
+                Some(&after.to_string()),
+                Some(&read.to_string()),
+            ],
+        );
+        Unread { at: Some(at) }
+    }
+
+    /// Returns the number in these answers; 0 if it was not asked for.
+    fn read(&self, answers: &[Answer]) -> usize {
+        let row = self.at.and_then(|at| answers.get(at)?.rows.first());
+        row.and_then(|row| row.first()?.as_deref()?.parse().ok()).unwrap_or(0)
     }
 }
 

@@ -145,13 +145,25 @@ impl Refusal {
         matches!(self.code.as_str(), "55P03" | "57014")
     }
 
+    /// Returns whether all connections are in use that the server, the database or the role may have, or a pooler in front of it.
+    pub(super) fn is_of_used_up_connections(&self) -> bool {
+        // too_many_connections; pgbouncer has the same code, protocol_violation, for all that it rejects.
+        self.code == "53300" || self.code == "08P01" && self.message.starts_with("no more connections allowed")
+    }
+
     /// Returns what to do about it, as a suffix of the message.
     pub(super) fn advice(&self) -> &'static str {
         match self.code.as_str() {
             _ if self.is_of_standby => "; this is a standby: name the primary in the store's URL",
             // insufficient_privilege
             "42501" => "; lockrun doctor names the right that the user lacks",
-            "53300" => "; raise that limit (of the server, the database or the role), or use a connection pooler",
+            _ if self.is_of_used_up_connections() => {
+                "; raise that limit (of the server, the database, the role or the pooler), or use a connection pooler: each run that waits \
+                 or holds a lock may need a connection"
+            }
+            "25P03" => "; see whether the connection is slow, or lockrun is stopped",
+            "25P04" => "; set transaction_timeout to 0 for this role",
+            "57P05" => "; set idle_session_timeout to 0 for this role",
             "53100" => "; its disk is full",
             // untranslatable_character
             "22P05" => {

@@ -20,10 +20,6 @@ use crate::text::escape::escaped;
 /// The version of the tables that this program works with.
 pub(super) const VERSION: i64 = 1;
 
-/// The advisory lock that is held while tables are created, so that a hundred first users do not create them at once. An arbitrary number
-/// that other programs are unlikely to use.
-const CREATING: i64 = 0x6c6f_636b_7275_6e00;
-
 /// The names of the tables in one schema, quoted.
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
@@ -78,12 +74,12 @@ impl Tables {
         ]
     }
 
-    /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in a transaction that other first users wait
-    /// for.
+    /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in one transaction. Of many first users at once, one
+    /// creates them: the others wait for the first name that it has taken, and are refused when it has committed. No advisory lock is
+    /// needed, which every role of the database could take to keep us from creating them.
     pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
         let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", self.schema));
         let mut batch = Batch::transaction(READ_WRITE, deadline);
-        batch.add("SELECT pg_advisory_xact_lock($1::bigint)", &[Some(&CREATING.to_string())]);
         for statement in schema.into_iter().chain(self.creation()).chain(self.completion()) {
             batch.add(&statement, &[]);
         }
@@ -110,7 +106,6 @@ impl Tables {
             // As in `create`, but without a row to print; and if the schema exists, its owner need not have the right to create one.
             format!(
                 "DO $$\nBEGIN\n    \
-                 PERFORM pg_advisory_xact_lock({CREATING});\n    \
                  IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = current_setting('lockrun.schema')) THEN\n        \
                  EXECUTE format('CREATE SCHEMA %I', current_setting('lockrun.schema'));\n    \
                  END IF;\n\

@@ -67,6 +67,8 @@ pub(super) struct WaitState {
     watch: Option<(Moment, usize)>,
     /// When to read our own row; `None`: we listen.
     poll_at: Option<Moment>,
+    /// Whether we wait without a connection, and open one only to show that we are alive and to read our own row.
+    gives_up_connection: bool,
 }
 
 /// When a waiter looks again.
@@ -78,6 +80,8 @@ pub(super) struct Look {
     heartbeat_within: Duration,
     /// How often it reads its own row, if it does not listen.
     poll: Option<Duration>,
+    /// Whether it waits without a connection.
+    pub(super) gives_up_connection: bool,
 }
 
 /// What a notification asks a waiter to do.
@@ -125,7 +129,12 @@ impl Look {
     ) -> Self {
         let looks = turn < LOOKERS || is_last && !is_pooled;
         let heartbeat_within = heartbeat_within(end_in.filter(|_| looks).map(|end_in| end_in + Look::turn(turn)));
-        Look { within: beat_in, heartbeat_within, poll: is_pooled.then(|| poll_every(turn)) }
+        Look {
+            within: beat_in,
+            heartbeat_within,
+            poll: is_pooled.then(|| poll_every(turn)),
+            gives_up_connection: false,
+        }
     }
 
     /// Returns how long after the end of a lease or a grant a waiter with `turn` others ahead looks.
@@ -172,7 +181,12 @@ impl WaitState {
         let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
         let look_at = look.within.map(|within| now + within);
         let (heartbeat_at, poll_at) = (now + look.heartbeat_within, look.poll.map(|poll| now + poll));
-        WaitState { seen, look_at, heartbeat_at, watch: None, poll_at }
+        WaitState { seen, look_at, heartbeat_at, watch: None, poll_at, gives_up_connection: look.gives_up_connection }
+    }
+
+    /// Returns whether we wait without a connection.
+    pub(super) fn gives_up_connection(&self) -> bool {
+        self.gives_up_connection
     }
 
     /// Notes what a notification asks for.
@@ -195,7 +209,8 @@ impl WaitState {
     fn learn(&mut self, own: &OwnRow) {
         self.seen = Seen::after(self.seen.take(), own.held.as_ref(), own.ended_unix_ms);
         if self.poll_at.is_some() {
-            let every = poll_every(own.turn);
+            // To log in ten times a second would cost the server more than a connection.
+            let every = if self.gives_up_connection { POLL.2 } else { poll_every(own.turn) };
             self.poll_at = Some(Moment::now() + own.turn_in(own.turn).map_or(every, |turn_in| turn_in.min(every)));
         }
     }
@@ -266,6 +281,9 @@ impl PostgresStore {
             } else {
                 false
             };
+            if wait.gives_up_connection && !is_worth_a_look {
+                self.connection = None;
+            }
             if is_worth_a_look {
                 return Ok(Wakeup::TryAgain);
             }

@@ -8,7 +8,7 @@ use super::encoding::{array, boolean, json};
 use super::facts::{Queued, RollCall};
 use super::failure::Failure;
 use super::operation::Subject;
-use super::reading::Found;
+use super::reading::{Found, WaitsBy};
 use super::schema::Tables;
 use super::waiting::{Look, beat_in};
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
@@ -110,13 +110,17 @@ impl<'a> SecondTrip<'a> {
         let facts = found.facts(subject);
         let roll_call = facts.roll_call(state);
         let beat_in = beat_in(found.now_ms);
+        let polls = found.waits_by != WaitsBy::Listening;
         let look = at.and(subject.asking).map(|asking| {
             // If it was granted the lock beside others, it claims it at once.
             let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
             let is_blocked = roll_call.blocked.contains(asking).then_some(beat_in);
             // A waiter that joins is the last for now.
             let is_last = facts.row_of(asking).is_none_or(|row| row.is_returning);
-            Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, is_granted.or(is_blocked), found.is_pooled)
+            let look_in = is_granted.or(is_blocked);
+            let mut look = Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, look_in, polls);
+            look.gives_up_connection = found.waits_by == WaitsBy::Visiting;
+            look
         });
         let mut trip = SecondTrip {
             tables,
@@ -129,7 +133,7 @@ impl<'a> SecondTrip<'a> {
             batch: Batch::default(),
             look,
             place: PlaceSource::Known(at.unwrap_or(0) as u64),
-            listens_for: look.filter(|_| !found.is_pooled).and(subject.asking).cloned(),
+            listens_for: look.filter(|_| !polls).and(subject.asking).cloned(),
             ends_listening: false,
         };
         trip.write_record(state);
@@ -210,7 +214,7 @@ impl<'a> SecondTrip<'a> {
         let Some(own) = find(asking) else { return };
         let looked_at_ms = self.found.now_ms.to_string();
         let looks_at_ms = self.found.now_ms.saturating_add(millis(look.heard_within())).to_string();
-        let session = (!self.found.is_pooled).then(|| self.session.to_string());
+        let session = (self.found.waits_by == WaitsBy::Listening).then(|| self.session.to_string());
         let (session, looked, looks) = (session.as_deref(), Some(looked_at_ms.as_str()), Some(looks_at_ms.as_str()));
         if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
             self.batch.add(

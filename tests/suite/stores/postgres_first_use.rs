@@ -78,6 +78,22 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
     }
 });
 
+// "One lock a key": two keys for which a database's encoding has the same bytes do not share a row. One of them cannot be used there.
+on_postgres!(keys_with_the_same_bytes, |store, postgres| {
+    postgres.ask("CREATE DATABASE japan ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0");
+    let url = store.url().replacen("/postgres?", "/japan?", 1);
+    let call = |key: &str, words: &[&str]| Lockrun::bare().args(words).args(["--store", &url, "--key", key]).run();
+    let by_hand = ["acquire", "--token", "t", "--ttl", "10m"];
+    let [right, wrong] = if call("¦", &by_hand).status == Some(0) { ["¦", "￤"] } else { ["￤", "¦"] };
+    call(right, &by_hand).exited(0);
+    for words in [&by_hand[..], &["status"], &["break"], &["renew", "--token", "t"], &["release", "--token", "t"]] {
+        call(wrong, words).exited(69).printed("").said("UTF8");
+    }
+    call(wrong, &["prune", "--older-than", "0"]).exited(69);
+    call(right, &["renew", "--token", "t"]).exited(0).silent();
+    call(right, &["release", "--token", "t"]).exited(0).silent();
+});
+
 // "Tables appear on first use" of whatever is used first.
 #[test]
 fn whatever_is_used_first() {

@@ -12,9 +12,6 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, eventually};
 
-/// The advisory lock under which lockrun creates its tables.
-const CREATING: u64 = 0x6c6f_636b_7275_6e00;
-
 /// Asserts that one of these has acquired the lock, and that the other has found it held.
 #[track_caller]
 fn one_of(both: [Running; 2]) {
@@ -126,16 +123,47 @@ on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
 
 // "Lock times bounded", also for creating the tables: another client has begun that, and does not finish.
 on_postgres!(the_creation_of_tables_is_blocked, |store, postgres| {
-    let other_client = postgres.transaction(&format!("SELECT pg_advisory_xact_lock({CREATING})"));
+    let other_client = postgres.transaction("CREATE SCHEMA lockrun");
     let call = Lockrun::new(store).key("k").args(["--store-timeout", "1s"]).command(["echo", "ran"]);
-    let output = call.clone().run().exited(69).printed("");
+    let output = call.clone().run().exited(69).printed("").said("another transaction").said("pg_stat_activity");
     in_time(output.took, Duration::from_secs(4), "it gave up");
-    let locks =
-        |which: &str| postgres.count(&format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' {which}"));
-    eventually(LONG, "its session does not wait any longer", || locks("AND NOT granted") == 0);
+    let waiting = || postgres.count("SELECT count(*) FROM pg_locks WHERE NOT granted");
+    eventually(LONG, "its session does not wait any longer", || waiting() == 0);
     drop(other_client);
-    eventually(LONG, "the other one has gone", || locks("") == 0);
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "the other one has gone", || postgres.count(sessions) == 0);
     call.run().exited(0).printed("ran\n").silent();
+});
+
+// A role without any right cannot keep others from creating the tables: no lock that it may take is in the way.
+on_postgres!(advisory_locks_of_others, |store, postgres| {
+    // The number under which an earlier lockrun created them, and all others of that kind.
+    let _theirs = postgres.transaction("SELECT pg_advisory_xact_lock(7813573191644048896)");
+    let call = Lockrun::new(store).key("k").args(["--ttl", "1m", "--store-timeout", "2s"]).command(["echo", "ran"]);
+    call.run().exited(0).printed("ran\n").silent();
+});
+
+// A deadlock of two clients that create the tables is no reason to fail: the server ends one of the transactions, which is tried again.
+on_postgres!(a_deadlock_while_the_tables_are_created, |store, postgres| {
+    postgres.ask("ALTER ROLE postgres SET deadlock_timeout = '2s'; CREATE SCHEMA lockrun");
+    let mut psql = Command::new("psql");
+    psql.args(["-q", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string()]);
+    let mut other_client = psql.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("psql(1) is there");
+    let mut say = other_client.stdin.take().expect("a pipe");
+    // It leaves it to lockrun's session to notice the deadlock.
+    say.write_all(b"SET deadlock_timeout = '10min'; BEGIN; CREATE TABLE lockrun.waiters ();\n").expect("it reads");
+    let transactions = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    eventually(LONG, "it has created a table", || postgres.count(transactions) == 1);
+    let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "30s"]).command(["echo", "ran"]);
+    let run = call.spawn();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    eventually(LONG, "lockrun waits for that", || postgres.count(waiting) == 1);
+    say.write_all(b"CREATE TABLE lockrun.version ();\n").expect("it reads");
+    eventually(LONG, "the deadlock is noticed", || postgres.log().contains("deadlock detected"));
+    say.write_all(b"ROLLBACK;\n").expect("it reads");
+    drop(say);
+    run.wait().exited(0).printed("ran\n").silent();
+    assert!(other_client.wait().expect("our own child").success());
 });
 
 // "Others can get to the row": a broken record is repaired under its holder, whose renewals fail until then, and which goes on.

@@ -185,10 +185,9 @@ on_pooled!(the_schema_is_created_by_another, |store, pooled| {
     let call = Lockrun::new(store).key("k").args(["--ttl", "5m", "--store-timeout", "20s"]).command(["echo", "ran"]);
     call.run().exited(0);
     postgres.forget_everything();
-    // Under the lock that first users hold.
-    let other = postgres.transaction("SELECT pg_advisory_xact_lock(7813573191644048896); CREATE SCHEMA lockrun");
+    let other = postgres.transaction("CREATE SCHEMA lockrun");
     let run = call.spawn();
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory'";
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'transactionid'";
     eventually(LONG, "it waits to create it", || postgres.count(waits) == 1);
     other.commit();
     run.wait().exited(0).printed("ran\n").silent();

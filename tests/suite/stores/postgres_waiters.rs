@@ -18,7 +18,7 @@ use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventua
 const LATE: Duration = Duration::from_secs(4);
 
 /// Counts the requests that wait for the row of a lock.
-const LOOKS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT state FROM%FOR UPDATE'";
+const LOOKS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT state, key FROM%FOR UPDATE'";
 
 /// Returns a call that waits for the lock.
 fn waits(url: &str) -> Lockrun {

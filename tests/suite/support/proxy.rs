@@ -50,6 +50,8 @@ pub(crate) enum Mode {
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
+    /// The part before the word of a message in which the client sends it passes, and the rest after this time.
+    PauseAt(&'static str, Duration),
     /// A request with this word is held back in the same way.
     HoldAt(&'static str),
     /// A connection on which this word is sent is closed instead.
@@ -312,6 +314,16 @@ impl Shared {
                     link.is_silent.store(true, Ordering::Relaxed);
                     let at = bytes.windows(word.len()).position(|part| part == word.as_bytes());
                     let _ = to.write_all(&bytes[..at.unwrap_or(0)]);
+                    continue;
+                }
+                Mode::PauseAt(word, time) if is_request && contains(bytes, word) => {
+                    let at = bytes.windows(word.len()).position(|part| part == word.as_bytes()).unwrap_or(0);
+                    on_its_way.push_back((Instant::now(), bytes[..at].to_vec()));
+                    if !self.deliver(&mut on_its_way, to) {
+                        break;
+                    }
+                    thread::sleep(time);
+                    on_its_way.push_back((Instant::now(), bytes[at..].to_vec()));
                     continue;
                 }
                 Mode::SwallowReplies if !is_request => continue,

@@ -10,8 +10,8 @@ use crate::store::postgres::failure::Failure;
 use crate::store::postgres::schema::Tables;
 use crate::store::postgres::url::Server;
 
-/// The functions that a hand-off calls. Every role may call them, unless that right was revoked.
-const FUNCTIONS: [&str; 2] = ["pg_notify", "pg_logical_emit_message"];
+/// The functions that a hand-off or a new waiter calls. Every role may call them, unless that right was revoked.
+const FUNCTIONS: [&str; 3] = ["pg_notify", "pg_logical_emit_message", "pg_stat_get_activity"];
 
 /// What the role may do outside of the tables.
 #[derive(Clone, Debug, Default)]
@@ -91,7 +91,7 @@ pub(super) fn judge(
             "EXECUTE",
             &format!("FUNCTION pg_catalog.{function}"),
             "a superuser",
-            "; without it a hand-off fails, or takes longer",
+            "; without it a wait or a hand-off fails, or takes longer",
         )
     };
     let mut diagnostics: Vec<_> = missing_functions.iter().map(lacks_call).collect();

@@ -115,7 +115,7 @@ impl LeaseServer for Postgres {
         // Requests that lock a lock's row, heartbeats, and reads.
         self.count(
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
-             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'BEGIN % READ ONLY%'",
+             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'SET TRANSACTION % READ ONLY'",
         )
     }
 

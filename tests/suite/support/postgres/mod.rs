@@ -2,6 +2,7 @@
 //! with it. See `pooled` for a server behind a connection pooler.
 
 mod client;
+pub(crate) mod impostor;
 mod lease_server;
 mod pooled;
 mod programs;
@@ -176,6 +177,11 @@ impl Postgres {
         self.directory.path().join("data")
     }
 
+    /// Returns what the server has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
     /// Returns the directory of the server's socket.
     pub(crate) fn sockets(&self) -> &Path {
         self.directory.path()
@@ -187,8 +193,7 @@ impl Postgres {
             let text = fs::read(self.certificates().path(&format!("{name}.{kind}"))).expect("it was made");
             fs::write(self.data().join(format!("server.{kind}")), text).expect("our own directory");
         }
-        let log = || fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        let reloads = || log().matches("reloading configuration files").count();
+        let reloads = || self.log().matches("reloading configuration files").count();
         let before = reloads();
         self.ask("SELECT pg_reload_conf()");
         eventually(LONG, "it has read them", || reloads() > before);
