@@ -23,7 +23,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Makes every further operation fail with `TimedOut` at `deadline`.
+    /// Makes every further operation fail with `TimedOut` at `deadline`. With [`NO_WAIT`] none of them waits.
     pub fn set_deadline(&mut self, deadline: Moment) {
         match self {
             Stream::Plain(timed) => timed.set_deadline(deadline),
@@ -105,6 +105,9 @@ impl AsFd for Socket {
     }
 }
 
+/// The deadline of an operation that takes what has already arrived, and does not wait.
+pub const NO_WAIT: Moment = Moment::from_boot(Duration::ZERO);
+
 /// A socket whose operations wait until a deadline.
 pub struct DeadlineSocket {
     socket: Socket,
@@ -129,7 +132,7 @@ impl DeadlineSocket {
 
     /// Runs `operation`. Its reads and writes fail with `TimedOut` instead of waiting.
     pub fn without_waiting<T>(&mut self, operation: impl FnOnce(&mut Self) -> T) -> T {
-        let deadline = std::mem::replace(&mut self.deadline, Moment::from_boot(Duration::ZERO));
+        let deadline = std::mem::replace(&mut self.deadline, NO_WAIT);
         let done = operation(self);
         self.deadline = deadline;
         done
@@ -159,7 +162,12 @@ impl AsFd for DeadlineSocket {
 }
 
 impl Read for DeadlineSocket {
+    /// Fails with `TimedOut` after the deadline even if something has arrived: a server that never stops sending would make nobody
+    /// wait, and so never let the deadline be noticed.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.deadline != NO_WAIT && self.is_late() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         self.when(PollFlags::POLLIN, |socket| match socket {
             Socket::Tcp(socket) => socket.read(buffer),
             Socket::Unix(socket) => socket.read(buffer),
@@ -195,5 +203,31 @@ pub fn await_ready(fd: &impl AsFd, event: PollFlags, deadline: Moment) -> io::Re
             Ok(_) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_never_stops_sending_does_not_outlast_the_deadline() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("is set");
+        let sender = thread::spawn(move || while theirs.write_all(&[0; 4096]).is_ok() {});
+        let mut socket = DeadlineSocket::new(Socket::Unix(ours), Moment::now() + Duration::from_millis(50));
+        let ended = loop {
+            if let Err(error) = socket.read(&mut [0; 16]) {
+                break error;
+            }
+        };
+        assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
+        // What has arrived can still be taken without waiting.
+        socket.set_deadline(NO_WAIT);
+        assert!(socket.read(&mut [0; 16]).is_ok());
+        drop(socket);
+        sender.join().expect("it has ended");
     }
 }

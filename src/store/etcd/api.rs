@@ -14,18 +14,18 @@ fn encoded(text: &str) -> String {
     STANDARD.encode(text)
 }
 
-/// A key and its value.
+/// A key and its value. Every key has a name: an answer must not take much more memory than it has bytes, as a list of `{}`
+/// would.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
 pub(super) struct KeyValue {
     #[serde(deserialize_with = "text")]
     pub(super) key: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(default, deserialize_with = "text")]
     pub(super) value: String,
-    #[serde(deserialize_with = "number")]
+    #[serde(default, deserialize_with = "number")]
     pub(super) mod_revision: i64,
     /// The lease to which it is attached; 0: none.
-    #[serde(deserialize_with = "number")]
+    #[serde(default, deserialize_with = "number")]
     pub(super) lease: i64,
 }
 
@@ -179,7 +179,7 @@ fn word<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {
 }
 
 fn request(path: &'static str, body: &Value) -> Request {
-    Request { path, body: body.to_string() }
+    Request { path, body: body.to_string(), asks_for_all: false }
 }
 
 /// What a transaction compares before it writes.

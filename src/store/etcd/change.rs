@@ -284,7 +284,8 @@ impl Change {
         let grants = self.new_grants(leases).map(|(lease, seconds)| api::grant(*lease, *seconds));
         let reads = scope.operations();
         let changes = self.operations.iter().chain(reads.iter().filter(|_| self.reads_back));
-        grants.chain([api::transaction(&self.compare, changes, &reads)]).collect()
+        let transaction = api::transaction(&self.compare, changes, &reads).for_all(scope.reads_all_rows());
+        grants.chain([transaction]).collect()
     }
 
     /// Returns those of the transaction's responses that read the lock as the change leaves it.
@@ -297,7 +298,7 @@ impl Change {
 impl Scope {
     /// Returns the request that reads the lock.
     pub(super) fn request(&self) -> Request {
-        api::transaction(&[], &self.operations(), &[])
+        api::transaction(&[], &self.operations(), &[]).for_all(self.reads_all_rows())
     }
 
     /// Returns the same with the row of the asking client, if that is known.

@@ -6,13 +6,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::failure::Failure;
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
-use crate::net::stream::Stream;
+use crate::net::stream::{NO_WAIT, Stream};
 use crate::net::tls::Tls;
 use crate::sys::clock::Moment;
 
-/// The longest head and the longest body of an answer: far more than etcd sends.
+/// The longest head of an answer, and the longest line that frames a chunk: far more than etcd sends.
 const HEAD_MAX: usize = 32 * 1024;
-const BODY_MAX: usize = 16 * 1024 * 1024;
+
+/// The most bytes of an ordinary answer, from its status line to its last chunk. etcd takes at most 1.5 MiB in a request, so the
+/// record of a lock fits, in base64, with the first waiters.
+const ANSWER_MAX: usize = 3 << 20;
+
+/// The same for an answer that lists every waiter of a lock, of which there may be thousands.
+const LONG_ANSWER_MAX: usize = 16 << 20;
+
+/// How much is read at once.
+const PART: usize = 16 * 1024;
+
+const TOO_LONG: Failure = Failure::NotEtcd("an answer that is too long");
 
 /// What a member says at the end of a watch.
 const CANCELED: &str = "\"canceled\":true";
@@ -25,6 +36,15 @@ const FIELDS_MAX: usize = 64;
 pub(super) struct Request {
     pub(super) path: &'static str,
     pub(super) body: String,
+    /// Whether it asks for every waiter of a lock.
+    pub(super) asks_for_all: bool,
+}
+
+impl Request {
+    /// Returns the same request, which asks for every waiter of a lock if `all`.
+    pub(super) fn for_all(self, all: bool) -> Self {
+        Request { asks_for_all: all, ..self }
+    }
 }
 
 /// An answer.
@@ -44,6 +64,8 @@ pub(super) struct Connection {
     host: String,
     /// What was read and not used yet.
     buffer: Vec<u8>,
+    /// How many more bytes the answers to the present flight may take.
+    budget: usize,
 }
 
 /// What the head of an answer says.
@@ -66,14 +88,16 @@ impl Connection {
     /// Connects to a member.
     pub(super) fn open(member: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Result<Self> {
         let stream = dial(member, tls, deadline)?;
-        Ok(Connection { stream, host: super::url::shown(member), buffer: Vec::new() })
+        Ok(Connection { stream, host: super::url::shown(member), buffer: Vec::new(), budget: 0 })
     }
 
     /// Sends the requests in one flight, with the token of a log-in.
     pub(super) fn send(&mut self, requests: &[Request], token: Option<&str>, deadline: Moment) -> Result<(), Failure> {
         self.stream.set_deadline(deadline);
+        // Small answers leave what they do not need to the others, so this many bytes serve the whole flight.
+        self.budget = if requests.iter().any(|it| it.asks_for_all) { LONG_ANSWER_MAX } else { ANSWER_MAX };
         let mut flight = String::new();
-        for Request { path, body } in requests {
+        for Request { path, body, .. } in requests {
             let authorization = token.map(|token| format!("Authorization: {token}\r\n")).unwrap_or_default();
             let (host, length) = (&self.host, body.len());
             flight.extend([
@@ -96,7 +120,8 @@ impl Connection {
     fn body(&mut self, head: Head) -> Result<Response, Failure> {
         let Head { status, date, length, is_last } = head;
         let body = match length {
-            Length::Known(length) if length > BODY_MAX => return Err(Failure::NotEtcd("an answer that is too long")),
+            // Not read in vain.
+            Length::Known(length) if length > self.budget + self.buffer.len() => return Err(TOO_LONG),
             Length::Known(length) => self.take(length)?,
             Length::Chunked => self.chunks()?,
         };
@@ -133,11 +158,11 @@ impl Connection {
 
     /// Reads what has arrived, without waiting. Returns it, HTTP's framing included, and whether the stream goes on.
     pub(super) fn drain(&mut self) -> (&[u8], bool) {
-        self.stream.set_deadline(Moment::from_boot(std::time::Duration::ZERO));
+        self.stream.set_deadline(NO_WAIT);
         self.buffer.clear();
+        self.budget = ANSWER_MAX;
         let goes_on = loop {
             match self.more() {
-                Ok(()) if self.buffer.len() > BODY_MAX => break false,
                 Ok(()) => {}
                 Err(Failure::Silent) => break !contains(&self.buffer, CANCELED),
                 Err(_) => break false,
@@ -190,8 +215,8 @@ impl Connection {
                 self.more()?;
             };
             let length = usize::try_from(length).unwrap_or(usize::MAX);
-            if length > BODY_MAX - body.len() {
-                return Err(Failure::NotEtcd("an answer that is too long"));
+            if length > self.budget + self.buffer.len() {
+                return Err(TOO_LONG);
             }
             self.buffer.drain(..start);
             if length == 0 {
@@ -211,7 +236,7 @@ impl Connection {
         loop {
             while !self.buffer.contains(&b'\n') {
                 if self.buffer.len() > HEAD_MAX {
-                    return Err(Failure::NotEtcd("an answer that is too long"));
+                    return Err(TOO_LONG);
                 }
                 self.more()?;
             }
@@ -222,7 +247,7 @@ impl Connection {
                 return Ok(());
             }
             if length > HEAD_MAX {
-                return Err(Failure::NotEtcd("an answer that is too long"));
+                return Err(TOO_LONG);
             }
         }
     }
@@ -236,12 +261,13 @@ impl Connection {
         Ok(std::mem::replace(&mut self.buffer, rest))
     }
 
-    /// Reads some more.
+    /// Reads some more. Every byte counts, whatever it belongs to.
     fn more(&mut self) -> Result<(), Failure> {
-        let mut part = [0; 16 * 1024];
+        let mut part = [0; PART];
         match self.stream.read(&mut part) {
             Ok(0) => Err(Failure::Closed),
             Ok(length) => {
+                self.budget = self.budget.checked_sub(length).ok_or(TOO_LONG)?;
                 self.buffer.extend_from_slice(&part[..length]);
                 Ok(())
             }

@@ -3,6 +3,7 @@
 mod blocked_turnstile;
 mod broken_records;
 mod directory;
+mod endless;
 mod etcd_clusters;
 mod etcd_faults;
 mod etcd_leases;

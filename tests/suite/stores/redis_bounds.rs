@@ -32,7 +32,7 @@ fn bulk(text: &str) -> Vec<u8> {
 #[test]
 fn a_list_of_nodes_that_does_not_end() {
     let head = "$2000000000\r\naaa 127.0.0.1:1@2 myself,master - 0 0 1 connected 0-16383";
-    let nodes: Vec<Fake> = (0..20).map(|_| Fake::start(Manner::FloodOf(head.as_bytes(), b" 9"))).collect();
+    let nodes: Vec<Fake> = (0..20).map(|_| Fake::start(Manner::Endless(head.as_bytes(), b" 9"))).collect();
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
     let call = Lockrun::at(&format!("redis+cluster://{}", hosts.join(","))).key("k").command(["echo", "ran"]);
     let output = within_memory(call).exited(69).printed("");

@@ -22,8 +22,8 @@ pub(crate) enum Manner {
     InTurn(&'static [&'static [u8]]),
     /// Answers a request with these bytes, and then sends numbers without end.
     Flood(&'static [u8]),
-    /// Answers a request with the first of these, and then sends the second without end.
-    FloodOf(&'static [u8], &'static [u8]),
+    /// Answers a request with the first of these, and then sends the second again and again, without end.
+    Endless(&'static [u8], &'static [u8]),
     /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
     /// the second.
     SilentThen(&'static [u8], &'static [u8]),
@@ -117,7 +117,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             Manner::Flood(bytes) if count > 0 => {
                 stream.write_all(bytes).and_then(|()| flood(&mut stream, b":1\r\n", over))
             }
-            Manner::FloodOf(bytes, part) if count > 0 => {
+            Manner::Endless(bytes, part) if count > 0 => {
                 stream.write_all(bytes).and_then(|()| flood(&mut stream, part, over))
             }
             // If the buffer is full, the rest of the request is still to come.
@@ -133,9 +133,9 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     }
 }
 
-/// Sends this again and again until the client has gone.
+/// Sends a part again and again, until the client has gone.
 fn flood(stream: &mut TcpStream, part: &[u8], over: &AtomicBool) -> std::io::Result<()> {
-    let parts = part.repeat(16_384);
+    let parts = part.repeat((65_536 / part.len()).max(1));
     let mut sent = 0;
     while !over.load(Ordering::Relaxed) {
         match stream.write(&parts[sent..]) {
