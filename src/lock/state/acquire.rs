@@ -135,7 +135,7 @@ impl LockState {
         let mode = ask.claim.mode;
         let may_have = granted.is_some() || self.has_room(mode) && self.is_next(token, facts);
         if may_have {
-            let fence = self.next_fence(now)?;
+            let fence = self.next_fence(facts)?;
             if let Some(slot) = granted.or_else(|| self.free_slot(mode, facts)) {
                 self.leave(token);
                 self.hold(ask, mode, slot, fence, None, facts);

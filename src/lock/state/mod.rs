@@ -256,6 +256,11 @@ pub trait Facts {
         true
     }
 
+    /// Returns the greatest fence that may have been issued for this key besides [`LockState::fence`]; 0: none is known.
+    fn pruned_fence(&self) -> u64 {
+        0
+    }
+
     /// Returns how many waiters may have an unclaimed grant at a time. Each claim makes room for another grant.
     fn grants_max(&self) -> usize {
         usize::MAX

@@ -85,7 +85,7 @@ impl LockState {
             Ok(value) => value,
             Err(refused) => return Ok(self.finish_with(refused, granted)),
         };
-        let fence = self.next_fence(now)?;
+        let fence = self.next_fence(facts)?;
         // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
         // anyway.
         let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);

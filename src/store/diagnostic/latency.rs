@@ -21,8 +21,8 @@ const DRIFT: u32 = 100;
 struct Sample {
     sent: Moment,
     received: Moment,
-    /// What the server's clock showed, since 1970.
-    server: Duration,
+    /// What the server's clock showed, since 1970, if that can be read.
+    server: Option<Duration>,
 }
 
 impl Sample {
@@ -42,12 +42,12 @@ pub(in crate::store) fn diagnose<E>(
         let sent = Moment::now();
         let answer = ask()?;
         let received = Moment::now();
-        samples.extend(answer.map(|server| Sample { sent, received, server }));
+        samples.push(Sample { sent, received, server: answer });
         sleep(PAUSE);
     }
     let mut diagnostics = judge_latency(&samples, timeout);
     diagnostics.extend(judge_clock_rate(&samples));
-    diagnostics.extend(samples.last().map(|last| compare(last, Moment::now(), SystemTime::now())));
+    diagnostics.extend(samples.last().and_then(|last| compare(last, Moment::now(), SystemTime::now())));
     Ok(diagnostics)
 }
 
@@ -75,9 +75,10 @@ fn judge_clock_rate(samples: &[Sample]) -> Option<Diagnostic> {
     let first = best(samples.get(..END)?)?;
     let last = best(samples.get(samples.len() - END..)?)?;
     let here = last.sent.since(first.sent);
-    let (backwards, there) = match last.server.checked_sub(first.server) {
+    let (start, end) = (first.server?, last.server?);
+    let (backwards, there) = match end.checked_sub(start) {
         Some(there) => (false, there),
-        None => (true, first.server.saturating_sub(last.server)),
+        None => (true, start.saturating_sub(end)),
     };
     let off = if backwards { here + there } else { here.abs_diff(there) };
     // The server read its clock at some time between the request and the reply.
@@ -96,11 +97,11 @@ fn judge_clock_rate(samples: &[Sample]) -> Option<Diagnostic> {
 }
 
 /// Compares the server's clock with that of this machine, which shows `wall` at `now`.
-fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Diagnostic {
+fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Option<Diagnostic> {
     let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let ours = wall.saturating_sub(now.since(sample.received));
-    let apart = ours.abs_diff(sample.server);
-    Diagnostic::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks"))
+    let apart = ours.abs_diff(sample.server?);
+    Some(Diagnostic::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks")))
 }
 
 #[cfg(test)]
@@ -117,7 +118,7 @@ mod tests {
             Sample {
                 sent: Moment::from_boot(sent),
                 received: Moment::from_boot(sent + took),
-                server: Duration::from_secs(1_700_000_000) + there(sent + took / 2),
+                server: Some(Duration::from_secs(1_700_000_000) + there(sent + took / 2)),
             }
         };
         (0..21).map(at).collect()
@@ -155,8 +156,8 @@ mod tests {
     #[test]
     fn clocks_are_compared_at_one_moment() {
         let sample = series(MS, |here| here)[0];
-        let wall = SystemTime::UNIX_EPOCH + sample.server + Duration::from_secs(8);
-        let said = compare(&sample, sample.received + Duration::from_secs(5), wall).text;
+        let wall = SystemTime::UNIX_EPOCH + sample.server.expect("is known") + Duration::from_secs(8);
+        let said = compare(&sample, sample.received + Duration::from_secs(5), wall).expect("both are known").text;
         assert!(said.contains("3.0s apart"), "{said}");
     }
 }

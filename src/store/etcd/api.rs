@@ -215,8 +215,8 @@ pub(super) enum Operation {
     Get(String),
     /// Reads the first `limit` keys with this prefix, in the order of their names; 0: all.
     GetAll { prefix: String, limit: u32 },
-    /// Reads the first `limit` keys from `from` up to `to`, exclusive; 0: all.
-    GetFrom { from: String, to: String, limit: u32 },
+    /// Reads the names of the first `limit` keys from `from` up to `to`, exclusive, in the order of their names.
+    Names { from: String, to: String, limit: u32 },
     /// Counts the keys from `from` up to `to`, exclusive.
     Count { from: String, to: String },
     /// Writes a key, attached to a lease (0: to none).
@@ -235,8 +235,9 @@ impl Operation {
                 let end = super::keys::range_end(prefix);
                 json!({ "request_range": { "key": encoded(prefix), "range_end": encoded(&end), "limit": limit.to_string() } })
             }
-            Operation::GetFrom { from, to, limit } => {
-                json!({ "request_range": { "key": encoded(from), "range_end": encoded(to), "limit": limit.to_string() } })
+            Operation::Names { from, to, limit } => {
+                let (from, to, limit) = (encoded(from), encoded(to), limit.to_string());
+                json!({ "request_range": { "key": from, "range_end": to, "limit": limit, "keys_only": true } })
             }
             Operation::Count { from, to } => {
                 json!({ "request_range": { "key": encoded(from), "range_end": encoded(to), "count_only": true } })
@@ -297,6 +298,11 @@ pub(super) fn log_in(user: &str, password: &str) -> Request {
 /// Asks a member for its version, the size of its database and its leader.
 pub(super) fn member_status() -> Request {
     request("/v3/maintenance/status", &json!({}))
+}
+
+/// Asks a member for the hash of its data as of a revision.
+pub(super) fn hash(revision: i64) -> Request {
+    request("/v3/maintenance/hash", &json!({ "revision": revision.to_string() }))
 }
 
 /// Asks for the members of the cluster.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::api::{self, Compare, Operation, Transacted};
 use super::facts::{EtcdFacts, is_near};
-use super::found::{FIRST_WAITERS, Found, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
+use super::found::{FIRST_WAITERS, Found, Life, LifeEnd, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
 use super::http::Request;
 use super::waiting::{self, LOOKERS, ROWS_MAX, WAITER_TTL, WATCHERS, Wake};
 use crate::lock::claim::Mode;
@@ -137,7 +137,13 @@ impl Draft<'_> {
             let old = self.found().lease_of(&holder.token);
             match lease.ends_ms {
                 None => change.operations.extend(old.map(|_| Operation::Delete(names.life(&holder.token)))),
-                Some(_) if before.is_some_and(|it| it.lease == holder.lease) && !(is_own && self.begins_lease) => {
+                Some(ends_ms)
+                    if before.is_some_and(|it| it.lease == holder.lease) && !(is_own && self.begins_lease) =>
+                {
+                    let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
+                    if is_revoked_now && let Some(life) = self.found().life_of(&holder.token) {
+                        self.end_life(change, life, ends_ms);
+                    }
                     continue;
                 }
                 Some(ends_ms) => {
@@ -145,7 +151,9 @@ impl Draft<'_> {
                     let lease = leases.of(&holder.token, seconds);
                     change.grants.push((lease, seconds));
                     let key = names.life(&holder.token);
-                    change.operations.push(Operation::Put { key, value: String::new(), lease });
+                    let end = holder.revoked_by.as_ref().map(|_| self.end_at(ends_ms));
+                    let value = end.map(|end| json(&end)).unwrap_or_default();
+                    change.operations.push(Operation::Put { key, value, lease });
                 }
             }
             change.unused_leases.extend(old);
@@ -160,6 +168,20 @@ impl Draft<'_> {
                 change.unused_leases.push(life.lease);
             }
         }
+    }
+
+    /// Notes in the life of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
+    /// missing from the record lasts is not known.
+    fn end_life(&self, change: &mut Change, life: &Life, ends_ms: u64) {
+        if self.found().end_of(life).is_none() && !self.found().is_unrecorded(&life.token) {
+            let key = self.scope.names.life(&life.token);
+            change.compare.push(Compare::Attached(key.clone(), life.lease));
+            change.operations.push(Operation::Change { key, value: json(&self.end_at(ends_ms)) });
+        }
+    }
+
+    fn end_at(&self, ends_ms: u64) -> LifeEnd {
+        LifeEnd::new(&self.found().member_and_term.0, ends_ms)
     }
 
     /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or
@@ -225,11 +247,18 @@ impl Draft<'_> {
             return;
         }
         let key = self.scope.names.state.clone();
-        change.operations.push(if *record == LockState::default() && !self.forces_write {
-            Operation::Delete(key)
-        } else {
-            Operation::Put { key, value: json(record), lease: 0 }
-        });
+        if *record != LockState::default() || self.forces_write {
+            change.operations.push(Operation::Put { key, value: json(record), lease: 0 });
+            return;
+        }
+        change.operations.push(Operation::Delete(key));
+        let (fence, pruned) = (self.found().stored.fence, self.found().pruned);
+        if self.scope.keeps_fence && fence > pruned.fence {
+            let key = self.scope.names.pruned_fence.clone();
+            // Of two at once, the greater one must stay.
+            change.compare.push(Compare::Unchanged(key.clone(), pruned.revision));
+            change.operations.push(Operation::Put { key, value: fence.to_string(), lease: 0 });
+        }
     }
 
     fn changes_holders(&self) -> bool {

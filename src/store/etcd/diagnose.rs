@@ -1,6 +1,7 @@
 //! What would make locks in this cluster unsafe or slow.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -15,7 +16,7 @@ use super::url::{Cluster, shown};
 use super::{EtcdStore, change, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::diagnostic::{Diagnostic, encryption, latency, trial};
+use crate::store::diagnostic::{Diagnostic, Level, encryption, latency, trial};
 use crate::sys::clock::Moment;
 use crate::sys::deferred::deferred;
 
@@ -59,6 +60,14 @@ impl Members {
     }
 }
 
+/// The hash of a member's data, and from which revision on it has them.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+struct Hash {
+    hash: u32,
+    compact_revision: String,
+}
+
 /// The alarms that are active.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -84,7 +93,11 @@ pub(super) fn diagnose(store: &mut EtcdStore) -> Vec<Diagnostic> {
 fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let timeout = store.timeout;
     let statuses = each_member(&store.client.cluster, timeout, diagnostics);
-    diagnostics.extend(judge_clusters(&statuses));
+    let strangers = judge_clusters(&statuses);
+    if strangers.is_none() {
+        diagnostics.extend(compare_data(&store.client.cluster, statuses.len(), timeout));
+    }
+    diagnostics.extend(strangers);
     diagnostics.extend(judge_encryption(&store.client.cluster, timeout));
     let members: Members = ask(&mut store.client, &api::member_list(), timeout)?;
     diagnostics.push(judge_size(members.voting(), members.has_learners()));
@@ -97,7 +110,8 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     let read = Operation::Get(Names::new(&store.client.cluster.prefix, &key).state);
     let measured = latency::diagnose(timeout, || {
         ask::<Value>(&mut store.client, &api::transaction(&[], [&read], &[]), timeout)?;
-        Ok(Some(Duration::from_millis(store.client.now_ms())))
+        // Its clock, in whole seconds, is too coarse to be judged.
+        Ok(None)
     });
     diagnostics.extend(measured?);
     let lease = change::number();
@@ -106,6 +120,7 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     store.unused_leases.push(lease);
     diagnostics.push(deferred(|| {
         let tried = trial::diagnose(store, &key);
+        store.is_trial = true;
         let _ = store.once(on(&key), |state, _| {
             *state = LockState::default();
             Ok(Applied::only(()))
@@ -171,6 +186,69 @@ fn judge_clusters(statuses: &[(String, Status)]) -> Option<Diagnostic> {
             "two runs can hold one lock, each in another cluster; name only the members of one cluster",
         )
     })
+}
+
+/// How often members whose data seem to differ are asked: one of them may be compacting its data.
+const COMPARISONS: u32 = 3;
+
+/// Compares the data of the members, if several have `answered`.
+fn compare_data(cluster: &Cluster, answered: usize, timeout: Duration) -> Option<Diagnostic> {
+    if answered < 2 {
+        return None;
+    }
+    let mut judged = None;
+    for attempt in 0..COMPARISONS {
+        if attempt > 0 {
+            thread::sleep(Duration::from_millis(200));
+        }
+        match hashes(cluster, timeout) {
+            Ok((revision, hashes)) => judged = Some(judge_hashes(revision, &hashes)),
+            Err(failure) => {
+                return Some(Diagnostic::note(
+                    format!("the members' data cannot be compared: {}", failure.explain(cluster)),
+                    "compare them as a user who may: etcdctl endpoint hashkv --cluster",
+                ));
+            }
+        }
+        if judged.as_ref().is_some_and(|judged| judged.level == Level::Ok) {
+            break;
+        }
+    }
+    judged
+}
+
+/// Returns the hashes of the data of those members that answer, all as of one revision, and that revision.
+fn hashes(cluster: &Cluster, timeout: Duration) -> Result<(i64, Vec<(String, Hash)>), Failure> {
+    let mut clients = Vec::new();
+    let mut revision = i64::MAX;
+    for member in &cluster.members {
+        let alone = Cluster { members: vec![member.clone()], ..cluster.clone() };
+        // A member that is away was reported before.
+        let Ok(mut client) = Client::new(alone) else { continue };
+        if let Ok(status) = ask::<Status>(&mut client, &api::member_status(), timeout) {
+            revision = revision.min(status.header.revision);
+            clients.push((shown(member), client));
+        }
+    }
+    let hash = |(name, mut client)| Ok((name, ask::<Hash>(&mut client, &api::hash(revision), timeout)?));
+    let hashes: Result<_, Failure> = clients.into_iter().map(hash).collect();
+    Ok((revision, hashes?))
+}
+
+/// Judges whether the members have the same data. Members that have compacted theirs to different revisions cannot be compared.
+fn judge_hashes(revision: i64, hashes: &[(String, Hash)]) -> Diagnostic {
+    let differ = |(name, hash): &(String, Hash)| {
+        let is_other = |(_, it): &&(String, Hash)| it.compact_revision == hash.compact_revision && it.hash != hash.hash;
+        hashes.iter().find(is_other).map(|(other, _)| format!("{name} and {other}"))
+    };
+    match hashes.iter().find_map(differ) {
+        None => Diagnostic::ok(format!("the members have the same data at revision {revision}")),
+        Some(two) => Diagnostic::fail(
+            format!("the members {two} have different data at revision {revision}"),
+            "two runs can hold one lock, each by the data of another member; stop the jobs, find the member that is wrong with \
+             `etcdctl endpoint hashkv --cluster`, remove it from the cluster, and add it again without its data",
+        ),
+    }
 }
 
 /// Judges whether the URL names all of so many `voting` members, of which some in the URL have not answered.
@@ -264,7 +342,8 @@ fn judge_alarm(alarm: &Value) -> Diagnostic {
     match kind {
         "NOSPACE" => Diagnostic::unusable(
             "the alarm NOSPACE is active: the database is full, and no lock can be acquired",
-            "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`",
+            "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`, and run `lockrun doctor` again: \
+             members of etcd 3.4 that crash after that can end up with different data",
         ),
         "CORRUPT" => Diagnostic::unusable(
             "the alarm CORRUPT is active: the members' data differ, and no lock can be acquired",

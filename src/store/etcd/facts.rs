@@ -211,6 +211,10 @@ impl Facts for EtcdFacts<'_> {
         Now::unix(self.now_ms)
     }
 
+    fn pruned_fence(&self) -> u64 {
+        self.found.pruned.fence
+    }
+
     fn grants_max(&self) -> usize {
         GRANTS_MAX
     }
@@ -219,7 +223,7 @@ impl Facts for EtcdFacts<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::etcd::found::RowValue;
+    use crate::store::etcd::found::{PrunedFence, RowValue};
 
     const ROUND_TRIP: Duration = Duration::from_millis(5);
 
@@ -236,6 +240,7 @@ mod tests {
             revision: 1,
             record_revision: 1,
             stored: LockState { fence, ..LockState::default() },
+            pruned: PrunedFence::default(),
             lives: Vec::new(),
             rows: vec![row],
             has_all_rows: true,

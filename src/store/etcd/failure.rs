@@ -9,7 +9,7 @@ use super::api::{self, Refused};
 use super::http::Response;
 use super::url::Cluster;
 use crate::net::tls_error::certificate_alert;
-use crate::store::{StoreError, Trouble};
+use crate::store::{StoreError, Trouble, listing_limit};
 use crate::text::escape::escaped;
 use crate::text::shell;
 
@@ -40,6 +40,8 @@ pub(super) enum Failure {
     Broken { key: String, why: String },
     /// Others changed the lock before each of our attempts.
     Contended,
+    /// The listing of all locks has reached its limit.
+    ListsTooMuch,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
 }
@@ -98,7 +100,8 @@ impl Refusal {
         let says = |words: &str| self.message.contains(words);
         match self.code {
             _ if self.is_no_space() => {
-                "; its database is full: compact and defragment it, then disarm the alarm (see `etcdctl alarm list`)"
+                "; its database is full: compact and defragment it, disarm the alarm (see `etcdctl alarm list`), and compare the \
+                 members' data with `lockrun doctor`"
             }
             _ if says("corrupt") => {
                 "; the members' data differ: replace the member that `etcdctl alarm list` names, then disarm the alarm"
@@ -250,6 +253,7 @@ impl Failure {
                 escaped(&shell::word(key))
             ),
             Failure::Contended => anyhow!("others have changed the lock in {cluster} all the time; try again"),
+            Failure::ListsTooMuch => listing_limit::exceeded(cluster),
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {cluster} is {last}, and cannot grow any more; use another key")
             }

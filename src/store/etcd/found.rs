@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::api::{Compare, KeyValue, Operation, Range, Transacted};
+use super::client::DATE_DOUBT_MS;
 use super::facts::Observed;
 use super::failure::Failure;
 use super::keys::Names;
@@ -32,6 +33,8 @@ pub(super) struct Scope {
     pub(super) own_row: OwnRow,
     /// How many waiters to read; 0: all.
     pub(super) limit: u32,
+    /// Whether the fence outlives the record.
+    pub(super) keeps_fence: bool,
 }
 
 /// What is stored of a waiter, besides its lease.
@@ -66,6 +69,41 @@ pub(super) struct Row {
 pub(super) struct Life {
     pub(super) token: Token,
     pub(super) lease: i64,
+    /// When it ends at the latest, once the holder's lease is revoked.
+    pub(super) end: Option<LifeEnd>,
+}
+
+/// The end of the life of a holder whose lease `break` has revoked. Every user of the cluster, even one without any right, can
+/// keep a lease of etcd alive, and so the life of a dead holder. Only the member that was asked then judges this end: no two
+/// clocks are compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LifeEnd {
+    member: String,
+    ends_ms: u64,
+}
+
+impl LifeEnd {
+    /// Returns an end no sooner than `ends_ms`, as the clock of this member was taken to show.
+    pub(super) fn new(member: &str, ends_ms: u64) -> Self {
+        LifeEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(DATE_DOUBT_MS) }
+    }
+}
+
+/// The greatest fence of the locks whose record was pruned: the fence of a lock must not go back, whichever member's clock was
+/// asked for the earlier ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PrunedFence {
+    pub(super) fence: u64,
+    /// The revision of its last change; 0: there is none.
+    pub(super) revision: i64,
+}
+
+impl PrunedFence {
+    fn read(range: &Range) -> Result<Self, Failure> {
+        let Some(kv) = range.kvs.first() else { return Ok(PrunedFence::default()) };
+        let broken = |_| Failure::Broken { key: kv.key.clone(), why: "it is no number".to_owned() };
+        Ok(PrunedFence { fence: kv.value.parse().map_err(broken)?, revision: kv.mod_revision })
+    }
 }
 
 /// What was found.
@@ -79,6 +117,8 @@ pub(super) struct Found {
     pub(super) record_revision: i64,
     /// The state in the record, without waiters.
     pub(super) stored: LockState,
+    /// The greatest fence of the locks whose record was pruned.
+    pub(super) pruned: PrunedFence,
     pub(super) lives: Vec<Life>,
     /// The waiters that were read, in order.
     pub(super) rows: Vec<Row>,
@@ -97,12 +137,13 @@ impl Scope {
 
     /// Returns the operations that read it.
     pub(super) fn operations(&self) -> Vec<Operation> {
-        let Names { state, lives, queue } = &self.names;
+        let Names { state, lives, queue, pruned_fence } = &self.names;
         let limit = if self.reads_all_rows() { 0 } else { self.limit };
         let mut operations = vec![
             Operation::Get(state.clone()),
             Operation::GetAll { prefix: lives.clone(), limit: 0 },
             Operation::GetAll { prefix: queue.clone(), limit },
+            Operation::Get(pruned_fence.clone()),
         ];
         if let OwnRow::Named(name) = &self.own_row {
             operations.push(Operation::Get(name.clone()));
@@ -116,12 +157,13 @@ impl Scope {
         const INCOMPLETE: Failure = Failure::NotEtcd("an answer that lacks parts");
         let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
         let mut next = || ranges.next().ok_or(INCOMPLETE);
-        let (record, lives, queue) = (next()?, next()?, next()?);
+        let (record, lives, queue, pruned) = (next()?, next()?, next()?, next()?);
         let (own, ahead) = match &self.own_row {
             OwnRow::Named(_) => (next()?, count(&next()?)),
             _ => (Range::default(), 0),
         };
-        let mut rows: Vec<Row> = queue.kvs.iter().map(Row::read).collect::<Result<_, _>>()?;
+        let is_row = |kv: &&KeyValue| self.names.is_row(&kv.key);
+        let mut rows: Vec<Row> = queue.kvs.iter().filter(is_row).map(Row::read).collect::<Result<_, _>>()?;
         for own in &own.kvs {
             if rows.iter().all(|row| row.name != own.key) {
                 rows.push(Row::read(own)?);
@@ -133,10 +175,11 @@ impl Scope {
             revision: transacted.header.revision,
             record_revision: record.mod_revision,
             stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record)? },
+            pruned: PrunedFence::read(&pruned)?,
             lives: lives.kvs.iter().filter_map(|kv| Life::read(kv, &self.names.lives)).collect(),
-            rows,
             has_all_rows: !queue.more,
-            waiting: count(&queue),
+            waiting: if queue.more { count(&queue) } else { rows.len() as u64 },
+            rows,
             ahead,
         })
     }
@@ -161,10 +204,11 @@ fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
 }
 
 impl Life {
-    /// Reads a holder's key, whose name begins with `prefix`.
+    /// Reads a holder's key, whose name begins with `prefix`. `None`: it is not lockrun's. A life has a lease: nothing would ever
+    /// end one without.
     pub(super) fn read(kv: &KeyValue, prefix: &str) -> Option<Self> {
-        let token = Token::parse(kv.key.strip_prefix(prefix)?).ok()?;
-        Some(Life { token, lease: kv.lease })
+        let token = Token::parse(kv.key.strip_prefix(prefix)?).ok().filter(|_| kv.lease != 0)?;
+        Some(Life { token, lease: kv.lease, end: serde_json::from_str(&kv.value).ok() })
     }
 }
 
@@ -195,17 +239,18 @@ impl Row {
 
 impl Found {
     /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its life exists,
-    /// whatever a clock shows. If its life is gone, it still holds the lock until the end in the record: then its lease did not
-    /// expire, but was revoked, and its command still runs. Another member may have written that end, whose clock is ahead; but
-    /// an end further away than two lengths is a clock's mistake. Grants and calls are judged by `observed`.
+    /// whatever a clock shows, unless `break` has ended it (see [`LifeEnd`]). If its life is gone, it still holds the lock until the
+    /// end in the record: then its lease did not expire, but was revoked in etcd, and its command still runs. Another member may
+    /// have written that end, whose clock is ahead; but an end further away than two lengths is a clock's mistake. Grants and calls
+    /// are judged by `observed`.
     pub(super) fn state(&self, asking: Option<&Token>, observed: &Observed, now_ms: u64) -> LockState {
         let mut state = self.stored.clone();
         for holder in &mut state.holders {
-            let is_alive = self.lease_of(&holder.token).is_some();
+            let life = self.life_of(&holder.token);
             if let Some(Lease { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
                 let longest = now_ms.saturating_add(*ttl_ms);
-                if is_alive {
-                    *ends_ms = longest;
+                if let Some(life) = life {
+                    *ends_ms = self.end_of(life).map_or(longest, |end_ms| end_ms.min(longest));
                 } else if *ends_ms > longest.saturating_add(*ttl_ms) {
                     *ends_ms = 0;
                 }
@@ -229,6 +274,8 @@ impl Found {
             revision: row.revision,
             record_revision: row.revision,
             stored,
+            // The record has a fence above this.
+            pruned: PrunedFence::default(),
             lives: Vec::new(),
             rows: vec![row],
             has_all_rows: false,
@@ -251,9 +298,20 @@ impl Found {
         self.stored.holders.iter().all(|holder| holder.token != *token)
     }
 
+    /// Returns the life of a holder, if it exists.
+    pub(super) fn life_of(&self, token: &Token) -> Option<&Life> {
+        self.lives.iter().find(|life| life.token == *token)
+    }
+
     /// Returns the lease of a holder, if its life exists.
     pub(super) fn lease_of(&self, token: &Token) -> Option<i64> {
-        self.lives.iter().find(|life| life.token == *token).map(|life| life.lease)
+        self.life_of(token).map(|life| life.lease)
+    }
+
+    /// Returns when a life ends at the latest, by the clock of the member that was asked now, if that is known.
+    pub(super) fn end_of(&self, life: &Life) -> Option<u64> {
+        let end = life.end.as_ref().filter(|end| end.member == self.member_and_term.0 && !end.member.is_empty());
+        end.map(|end| end.ends_ms)
     }
 
     /// Returns the leases of the holders that are missing from the record.

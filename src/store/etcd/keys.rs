@@ -5,6 +5,7 @@
 //! | `PREFIX/state/KEY` | the state of a lock, without its waiters | nobody |
 //! | `PREFIX/life/KEY/TOKEN` | a holder's life: it holds the lock for as long as this exists | the holder |
 //! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row, the only key that it watches | the waiter |
+//! | `PREFIX/fence` | the greatest fence of the locks whose state was pruned | nobody |
 //!
 //! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined, so the names
 //! sort in the order of the queue.
@@ -26,6 +27,8 @@ pub(super) struct Names {
     pub(super) lives: String,
     /// The prefix of its waiters' rows.
     pub(super) queue: String,
+    /// The greatest fence that was pruned, of any lock.
+    pub(super) pruned_fence: String,
 }
 
 impl Names {
@@ -36,12 +39,21 @@ impl Names {
             state: format!("{}{encoded}", all_states(prefix)),
             lives: format!("{}{encoded}/", all_lives(prefix)),
             queue: format!("{}{encoded}/", all_queues(prefix)),
+            pruned_fence: format!("{prefix}/fence"),
         }
     }
 
     /// Returns the name of a holder's life.
     pub(super) fn life(&self, token: &Token) -> String {
         format!("{}{}", self.lives, token.as_str())
+    }
+
+    /// Returns whether this is the name of a waiter's row. Keys that others have put among lockrun's are left alone.
+    pub(super) fn is_row(&self, name: &str) -> bool {
+        let parts = name.strip_prefix(&self.queue).and_then(|rest| rest.split_once('-'));
+        parts.is_some_and(|(place, token)| {
+            place.len() == 16 && place.bytes().all(|byte| byte.is_ascii_hexdigit()) && Token::parse(token).is_ok()
+        })
     }
 
     /// Returns the name of the row of a waiter that joins at this revision.
@@ -73,10 +85,10 @@ pub(super) fn range_end(prefix: &str) -> String {
     end
 }
 
-/// Returns the lock of a percent-encoded name.
+/// Returns the lock of a percent-encoded name. `None`: it is not as lockrun writes it.
 pub(super) fn decoded(name: &str) -> Option<Key> {
-    let name = percent_decode_str(name).decode_utf8().ok()?;
-    Key::new(name.as_ref().as_ref()).ok()
+    let key = Key::new(percent_decode_str(name).decode_utf8().ok()?.as_ref().as_ref()).ok()?;
+    (utf8_percent_encode(key.as_str(), ENCODED).to_string() == name).then_some(key)
 }
 
 #[cfg(test)]
@@ -89,8 +101,13 @@ mod tests {
         let names = Names::new("lockrun", &key);
         assert_eq!(names.state, "lockrun/state/a%2Fb%7B%7D%25");
         assert_eq!(decoded("a%2Fb%7B%7D%25"), Some(key));
+        assert_eq!(["a/b", "a%2fb", "%61", ""].map(decoded), [const { None }; 4], "not as lockrun writes them");
         let token = Token::parse("t").expect("is a token");
         assert!(names.row(9, &token) < names.row(10, &token));
         assert_eq!(range_end("a/"), "a0");
+        assert!(names.is_row(&names.row(9, &token)));
+        for name in ["", "x", "state/x", "000000000000000g-t", "0000000000000001-", "0000000000000001-t/x", "1-t"] {
+            assert!(!names.is_row(&format!("{}{name}", names.queue)), "{name}");
+        }
     }
 }

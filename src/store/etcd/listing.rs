@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::api::{self, KeyValue, Operation};
-use super::client::Effect;
+use super::client::{DATE_DOUBT_MS, Effect};
 use super::facts::EtcdFacts;
 use super::failure::Failure;
 use super::found::{Found, OwnRow, Scope};
@@ -13,13 +13,20 @@ use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state};
+use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
 
 /// How many names of locks are read at once.
 const PAGE: u32 = 500;
+
+/// The names of locks.
+struct Keys {
+    keys: Vec<Key>,
+    /// Whether there are more, which were not read.
+    are_cut: bool,
+}
 
 impl EtcdStore {
     /// Returns what is known of `key`, or of every key.
@@ -31,8 +38,16 @@ impl EtcdStore {
             return Ok(listing);
         }
         let mut counter = Counter::new("reading locks", None);
-        for key in self.keys().map_err(|failure| self.explain(&failure))? {
+        let received = self.client.received;
+        let keys = self.keys().map_err(|failure| self.explain(&failure))?;
+        if keys.are_cut {
+            return Err(self.explain(&Failure::ListsTooMuch));
+        }
+        for key in keys.keys {
             counter.add(1);
+            if self.client.received - received > listing_limit::BYTES {
+                return Err(self.explain(&Failure::ListsTooMuch));
+            }
             match self.status_of(&key) {
                 Ok(status) => listing.found.extend(status),
                 Err(failure @ Failure::Broken { .. }) => {
@@ -49,32 +64,41 @@ impl EtcdStore {
         self.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
     }
 
-    /// Returns the names of all locks, in order.
-    fn keys(&mut self) -> Result<Vec<Key>, Failure> {
+    /// Returns the names of all locks, in order, or of the first if they reach the limit.
+    fn keys(&mut self) -> Result<Keys, Failure> {
         let prefix = all_states(&self.client.cluster.prefix);
         let (mut from, to) = (prefix.clone(), range_end(&prefix));
-        let mut keys = Vec::new();
-        loop {
-            let read = [Operation::GetFrom { from: from.clone(), to: to.clone(), limit: PAGE }];
+        let (mut keys, received) = (Vec::new(), self.client.received);
+        let are_cut = loop {
+            let read = [Operation::Names { from: from.clone(), to: to.clone(), limit: PAGE }];
             let request = api::transaction(&[], &read, &[]);
             let responses = self.client.exchange(&[request], Effect::Reads, Moment::now() + self.timeout)?;
             let answer = transacted(responses.first().ok_or(Failure::Closed)?)?;
             let page = answer.responses.into_iter().next().unwrap_or_default().response_range;
+            // Otherwise the same keys could come again and again.
+            let names = || page.kvs.iter().map(|kv| kv.key.as_str());
+            if page.kvs.len() > PAGE as usize
+                || !names().is_sorted_by(|a, b| a < b)
+                || names().any(|name| name < from.as_str())
+            {
+                return Err(Failure::NotEtcd("keys that are not in order"));
+            }
             let name = |kv: &KeyValue| kv.key.strip_prefix(&prefix).and_then(decoded);
             keys.extend(page.kvs.iter().filter_map(name));
             match page.kvs.last() {
+                Some(_) if self.client.received - received > listing_limit::BYTES => break true,
                 Some(last) if page.more => from = format!("{}\0", last.key),
-                _ => break,
+                _ => break false,
             }
-        }
-        keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-        Ok(keys)
+        };
+        keys.sort_by(|a: &Key, b| a.as_str().cmp(b.as_str()));
+        Ok(Keys { keys, are_cut })
     }
 
     /// Reads a lock with all its waiters.
     fn look(&mut self, key: &Key) -> Result<Found, Failure> {
         let names = Names::new(&self.client.cluster.prefix, key);
-        let scope = Scope { names, own_row: OwnRow::None, limit: 0 };
+        let scope = Scope { names, own_row: OwnRow::None, limit: 0, keeps_fence: true };
         self.read(&scope, Moment::now() + self.timeout)
     }
 
@@ -91,7 +115,7 @@ impl EtcdStore {
                 *left = left.filter(|left| !left.is_zero() || !is_new);
             }
         }
-        let now_ms = self.client.now_ms();
+        let now_ms = self.client.now_ms()?;
         let state = found.state(None, &self.observed, now_ms);
         // A cancelled request alone does not make it a lock that has been held.
         if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
@@ -102,7 +126,8 @@ impl EtcdStore {
         for holding in &mut status.holders {
             let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
             if holding.expires_in.is_some() {
-                holding.expires_in = at.and_then(|at| left[at]).or(holding.expires_in);
+                let left = at.and_then(|at| left[at].filter(|_| found.end_of(&found.lives[at]).is_none()));
+                holding.expires_in = left.or(holding.expires_in);
             }
         }
         Ok(Some(status))
@@ -134,12 +159,24 @@ impl EtcdStore {
     }
 }
 
+/// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock. The time may be later than it is
+/// taken to be: a run that has just ended has not ended in the future.
+fn is_prunable(state: &LockState, unused_for: Duration, facts: &EtcdFacts<'_>) -> bool {
+    let facts = EtcdFacts { now_ms: facts.now_ms.saturating_add(DATE_DOUBT_MS), ..*facts };
+    let fence = state.fence.min(facts.now_ms);
+    facts.found.record_revision != 0 && LockState { fence, ..state.clone() }.is_prunable(unused_for, &facts)
+}
+
 impl Prune for EtcdStore {
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
-        let keys = match key {
-            Some(key) => vec![key.clone()],
-            None => self.keys().map_err(|failure| self.explain(&failure))?,
+        let keys = if let Some(key) = key {
+            vec![key.clone()]
+        } else {
+            let keys = self.keys().map_err(|failure| self.explain(&failure))?;
+            // The next call goes on with what is left.
+            listing.unreadable.extend(keys.are_cut.then(|| self.explain(&Failure::ListsTooMuch)));
+            keys.keys
         };
         let mut counter = Counter::new("pruning locks", None);
         for key in keys {
@@ -170,14 +207,14 @@ impl EtcdStore {
     fn prune_key(&mut self, key: &Key, unused_for: Duration, really: bool) -> Result<bool, Failure> {
         if !really {
             let found = self.look(key)?;
-            let now_ms = self.client.now_ms();
+            let now_ms = self.client.now_ms()?;
             let state = found.state(None, &self.observed, now_ms);
             let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
-            return Ok(found.record_revision != 0 && state.is_prunable(unused_for, &facts));
+            return Ok(is_prunable(&state, unused_for, &facts));
         }
         let subject = Subject { needs_all_waiters: true, ..on(key) };
         let pruned = self.once(subject, |state, facts| {
-            let is_prunable = facts.found.record_revision != 0 && state.is_prunable(unused_for, facts);
+            let is_prunable = is_prunable(state, unused_for, facts);
             if is_prunable {
                 *state = LockState::default();
             }

@@ -66,6 +66,8 @@ pub struct EtcdStore {
     remembered: Option<RememberedLock>,
     /// Leases to which nothing is attached any more.
     unused_leases: Vec<i64>,
+    /// Whether nobody will use the lock again after this, so that its fence need not be kept.
+    is_trial: bool,
 }
 
 impl EtcdStore {
@@ -80,6 +82,7 @@ impl EtcdStore {
             wait: None,
             remembered: None,
             unused_leases: Vec::new(),
+            is_trial: false,
         })
     }
 

@@ -125,7 +125,7 @@ impl EtcdStore {
             if *source != Source::Watch {
                 self.observed.note(found, self.client.round_trip, self.client.failed);
             }
-            let now_ms = self.client.now_ms();
+            let now_ms = self.client.now_ms()?;
             let may_be_done = self.client.may_be_done;
             let facts = EtcdFacts { now_ms, found, observed: &self.observed, asking: subject.asking, may_be_done };
             let before = found.state(subject.asking, &self.observed, now_ms);
@@ -320,7 +320,8 @@ impl EtcdStore {
             _ => OwnRow::None,
         };
         let names = Names::new(&self.client.cluster.prefix, subject.key);
-        Scope { names, own_row, limit: if subject.needs_all_waiters { 0 } else { FIRST_WAITERS } }
+        let limit = if subject.needs_all_waiters { 0 } else { FIRST_WAITERS };
+        Scope { names, own_row, limit, keeps_fence: !self.is_trial }
     }
 }
 

@@ -73,6 +73,11 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     if prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control) {
         return Err("has a prefix that is empty, ends with a / or has control characters in it".into());
     }
+    if lies_inside_another(&prefix) {
+        return Err(
+            "has a prefix that lies among the keys of another one; choose one without a part that is named state, life or queue".into()
+        );
+    }
     parameters.none_left(KIND.parameters, Some("etcds://"))?;
     let mut members = Vec::new();
     for listed in hosts.split(',') {
@@ -87,6 +92,11 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
         members.push(Endpoint::Tcp { host, port: port.unwrap_or(PORT), tls: tls.clone() });
     }
     Ok(Cluster { members, login, prefix })
+}
+
+/// Returns whether a `prefix` lies among the keys of a shorter one: its keys could be taken for those of a lock there.
+fn lies_inside_another(prefix: &str) -> bool {
+    prefix.split('/').skip(1).any(|part| ["state", "life", "queue"].contains(&part))
 }
 
 /// Reads the text before the `@`.
@@ -160,6 +170,9 @@ mod tests {
             "etcds://h?cert=/x",
             "etcd://h?prefix=",
             "etcd://h?prefix=a/",
+            "etcd://h?prefix=a/state",
+            "etcd://h?prefix=a/life/k",
+            "etcd://h?prefix=a/b/queue/k/x",
             "etcd://h?nonsense=1",
             "etcd://a b",
         ] {

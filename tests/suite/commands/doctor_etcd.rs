@@ -52,3 +52,12 @@ fn an_answer_is_one_that_a_majority_confirms() {
     let output = call(&Etcd::url_of(&[leader])).args(["--store-timeout", "1s"]).run().exited(69);
     assert!(!output.stdout().contains("an answer takes"), "{output}");
 }
+
+// The members' data differ, as after a fault of etcd's: two runs can hold one lock.
+#[test]
+fn members_whose_data_differ() {
+    let (etcd, healthy) = (Etcd::diverged(), Etcd::of(2));
+    let url = |etcd: &Etcd| Etcd::url_of(&etcd.members().iter().collect::<Vec<_>>());
+    finds(&doctor(&url(&etcd)).exited(2), "fail", &["have different data at revision", "hashkv"]);
+    finds(&doctor(&url(&healthy)), "ok", &["the members have the same data at revision"]);
+}

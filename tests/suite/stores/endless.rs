@@ -1,9 +1,7 @@
-//! Answers that never end, however they are framed: a request ends in time, in little memory, and a signal ends lockrun.
+//! Answers that never end, however they are framed: a request ends in time, and in little memory.
 
-use nix::sys::signal::Signal;
-
+use crate::support::Lockrun;
 use crate::support::fake::{Fake, Manner};
-use crate::support::{LONG, Lockrun, eventually};
 
 /// The head of a chunked answer of etcd.
 const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -55,17 +53,4 @@ fn an_answer_never_ends() {
         // In KiB.
         call.in_shell("ulimit -v 200000; exec \"$@\"").alone().exited(69).printed("").said("lockrun: ");
     }
-}
-
-// "TERM" ends lockrun before COMMAND has started: also while such an answer is read.
-#[test]
-fn a_signal_comes_during_an_answer_that_never_ends() {
-    let part = format!("1;{}\r\ny\r\n", "x".repeat(30_000)).leak().as_bytes();
-    let fake = Fake::start(Manner::Endless(CHUNKED.as_bytes(), part));
-    let url = format!("etcd://127.0.0.1:{}", fake.port());
-    let call = Lockrun::at(&url).key("endless").args(["--wait", "--store-timeout", "2s", "--store-retry", "10m"]);
-    let run = call.command(["echo", "ran"]).spawn();
-    eventually(LONG, "it asks", || fake.connections() > 0);
-    run.signal(Signal::SIGTERM);
-    run.wait().died_of(Signal::SIGTERM).printed("");
 }

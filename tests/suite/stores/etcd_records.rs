@@ -1,10 +1,10 @@
 //! Records in etcd that were deleted by hand, or contain nothing.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::support::hand::{all, break_lock, is_held, release, renew, token};
+use crate::support::hand::{all, break_lock, is_held, release, renew, token, until_waiting};
 use crate::support::proxy::Mode;
 use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, stays_true_for, witness};
 
@@ -83,5 +83,90 @@ fn a_record_of_a_recent_cancelled_request_stays() {
         eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         assert!(all(&store).is_empty(), "a lock that was never held");
         stays_true_for(Duration::from_secs(1), "nobody holds the lock", || etcd.lives("k").is_empty());
+    }
+}
+
+// "Another team's keys are not lockrun's": what lies among the keys of a lock, and is not as lockrun writes it, breaks no lock, and neither
+// `break` nor `prune` deletes it, nor advises to.
+#[test]
+fn other_keys_lie_among_those_of_a_lock() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let others = [
+        "lockrun/life/k/any",
+        "lockrun/life/k/life/x/t",
+        "lockrun/life/k/state/x",
+        "lockrun/queue/k/0/state/x",
+        "lockrun/queue/k/0000000000000001-t/state/x",
+        "lockrun/queue/k/queue/x/0000000000000001-t",
+        "lockrun/queue/k/state/x",
+        "lockrun/state/%6b",
+        "lockrun/state/k/state/x",
+    ];
+    for key in others {
+        etcd.put(key, r#"{"key":"x","fence":7}"#);
+    }
+    let run = || Lockrun::new(&store).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    run();
+    break_lock(&store, "k", &[]).exited(0).said("there is nothing to break");
+    break_lock(&store, "k", &["--now"]).exited(0).said("there is nothing to break");
+    let held = token(&store, "k", &["--ttl", "10m"]);
+    let waiter = Lockrun::new(&store).key("k").arg("--wait").command(["echo", "next"]).spawn();
+    until_waiting(&store, "k", 1);
+    assert_eq!(all(&store).len(), 1, "one lock");
+    release(&store, "k", &held).exited(0);
+    waiter.wait().exited(0).printed("next\n").silent();
+    Lockrun::other("prune", &store).args(["--older-than", "0s", "k"]).run().exited(0);
+    run();
+    let left: Vec<String> = etcd.keys("lockrun/").into_iter().map(|stored| stored.key).collect();
+    assert!(others.iter().all(|key| left.iter().any(|it| it == key)), "{left:?}");
+}
+
+// "64": a prefix that lies among the keys of another one.
+#[test]
+fn a_prefix_lies_among_the_keys_of_another_one() {
+    let store = Store::Etcd(Etcd::of(1));
+    for prefix in ["lockrun/queue/job", "lockrun/life/job", "lockrun/state", "a/b/queue"] {
+        let url = format!("{}?prefix={prefix}", store.url());
+        let output = Lockrun::at(&url).key("k").command(["echo", "ran"]).run();
+        output.exited(64).printed("").said("lies among the keys of another one");
+    }
+    let etcd = store.as_etcd().expect("it is one");
+    assert!(etcd.keys("lockrun").is_empty() && etcd.keys("a/").is_empty());
+    let url = format!("{}?prefix=queue/lifetime", store.url());
+    Lockrun::at(&url).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n");
+}
+
+// "The fence is greater than every earlier one": also if a lock is pruned through a member whose clock is far ahead, and is acquired through
+// another one after that; and `prune` of a lock with a smaller fence takes nothing from it.
+#[test]
+fn a_lock_is_pruned_through_a_member_whose_clock_is_ahead() {
+    let store = Store::Etcd(Etcd::of(1));
+    let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+    let year = 1970 + seconds / 31_556_952;
+    let [date, ahead] = [year, year + 1].map(|year| &*format!(" {year} ").leak());
+    proxy.set(Mode::Rewrite(date, ahead));
+    let fence = |url: &str, key: &str| -> u64 {
+        let output = Lockrun::at(url).key(key).sh("echo \"$LOCKRUN_FENCE\"").run().exited(0).silent();
+        output.stdout().trim().parse().expect("a number")
+    };
+    let prune = |url: &str| {
+        eventually(LONG, "all locks are pruned", || {
+            Lockrun::bare().args(["prune", "--older-than", "1s", "--store", url]).run().exited(0);
+            etcd.keys("lockrun/state/").is_empty()
+        });
+    };
+    let before = fence(&store.url(), "small");
+    let far = fence(&proxy.url(), "k");
+    assert!(far > before + 1_000_000_000, "{far} is not far ahead of {before}");
+    prune(&proxy.url());
+    let mut last = fence(&store.url(), "k");
+    assert!(last > far, "{last} after {far}");
+    for key in ["k", "small", "k"] {
+        prune(&store.url());
+        let next = fence(&store.url(), key);
+        assert!(next > last, "{next} after {last}");
+        last = next;
     }
 }

@@ -1,10 +1,12 @@
 //! Users of etcd and their rights.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
-use crate::support::{Etcd, LONG, LeaseServer, Lockrun, Output, eventually};
+use crate::support::{Etcd, LONG, LeaseServer, Lockrun, Output, eventually, stays_true_for};
 
 fn run(url: &str) -> Output {
     Lockrun::at(url).key("k").command(["echo", "ran"]).run()
@@ -95,4 +97,33 @@ fn no_lease_is_left_of_a_run_without_rights() {
     Lockrun::at(&url).key("k").args(["--ttl", "24h"]).command(["true"]).run().exited(69).said("permission denied");
     Lockrun::bare().args(["doctor", "--store", &url]).run().exited(69);
     assert!(etcd.ask_as("root", "/v3/lease/leases", &json!({}))["leases"].is_null());
+}
+
+// "`break`: the lock is free when the command has ended, at the latest with its lease": also if a user without any right keeps all leases of the
+// cluster alive, as etcd allows, and the holder is dead.
+#[test]
+fn a_stranger_keeps_the_lease_of_a_dead_run_alive() {
+    let etcd = Etcd::of(1);
+    add_user(&etcd, "jobs", "lockrun");
+    etcd.ask("/v3/auth/user/add", &json!({ "name": "stranger", "password": "secret" }));
+    enable_users(&etcd);
+    let terms = ["--ttl", "12s", "--kill-after", "1s", "--store-timeout", "5s"];
+    let call = Lockrun::at(&url(&etcd, "jobs:secret@", "")).key("k").args(terms);
+    let mut holder = call.clone().sh("echo ready; exec sleep 600").spawn();
+    holder.wait_for_line("ready");
+    holder.kill_everything();
+    let keep_alive = || {
+        let leases = etcd.ask_as("stranger", "/v3/lease/leases", &json!({}))["leases"].clone();
+        for lease in leases.as_array().into_iter().flatten() {
+            etcd.ask_as("stranger", "/v3/lease/keepalive", &json!({ "ID": lease["ID"] }));
+        }
+    };
+    let runs = || {
+        keep_alive();
+        call.clone().command(["true"]).run().status == Some(0)
+    };
+    stays_true_for(Duration::from_secs(15), "it is held", || !runs());
+    let broken = Lockrun::bare().args(["break", "k", "--store", &url(&etcd, "jobs:secret@", "")]).run().exited(0);
+    broken.said("it will be free when its command has been stopped, within ");
+    eventually(LONG, "it is free", runs);
 }

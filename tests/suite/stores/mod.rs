@@ -7,6 +7,7 @@ mod endless;
 mod etcd_clusters;
 mod etcd_faults;
 mod etcd_leases;
+mod etcd_listings;
 mod etcd_members;
 mod etcd_records;
 mod etcd_unanswered;

@@ -86,16 +86,34 @@ impl Etcd {
         eventually(LONG, "etcd is ready", || self.log_in("root").is_some());
     }
 
+    /// Starts a cluster of two members whose data differ: each is restored from the snapshot of another cluster.
+    pub(crate) fn diverged() -> Self {
+        let origins = ["one", "other"].map(|value| {
+            let origin = Etcd::of(1);
+            origin.put("lockrun/x", value);
+            origin.members[0].save_snapshot();
+            origin
+        });
+        let peers = [free_port(), free_port()];
+        let cluster = format!("m0=http://127.0.0.1:{},m1=http://127.0.0.1:{}", peers[0], peers[1]);
+        let member = |(number, port): (usize, &u16)| Member::new(&format!("m{number}"), *port, &cluster, None);
+        let members: Vec<_> = peers.iter().enumerate().map(member).collect();
+        for (member, origin) in members.iter().zip(&origins) {
+            let snapshot = origin.members[0].directory.path().join("snapshot");
+            member.restore_snapshot(snapshot.to_str().expect("a plain name"));
+            member.launch();
+        }
+        members.iter().for_each(Member::comes_back);
+        Etcd { members }
+    }
+
     /// Replaces a cluster of one member by one that is restored from a snapshot of it.
     pub(crate) fn restore(&self) {
         let [member] = &self.members[..] else { panic!("one member") };
-        member.control(&["--endpoints", &format!("127.0.0.1:{}", member.port), "snapshot", "save", "snapshot"]);
+        member.save_snapshot();
         member.kill();
         std::fs::remove_dir_all(member.directory.path().join("data")).expect("the old data are removed");
-        let peer = format!("http://127.0.0.1:{}", member.peers);
-        let identity = ["--name", &member.name, "--initial-advertise-peer-urls", &peer, "--data-dir", "data"];
-        let cluster = ["--initial-cluster", &member.cluster, "--initial-cluster-token", "restored"];
-        member.control(&[&["snapshot", "restore", "snapshot"][..], &identity, &cluster].concat());
+        member.restore_snapshot("snapshot");
         member.start_again();
     }
 
@@ -252,6 +270,19 @@ impl Member {
         }
         Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
         *self.server.borrow_mut() = Some(command.spawn().expect("etcd starts"));
+    }
+
+    /// Saves its data in a file `snapshot` in its directory.
+    fn save_snapshot(&self) {
+        self.control(&["--endpoints", &format!("127.0.0.1:{}", self.port), "snapshot", "save", "snapshot"]);
+    }
+
+    /// Begins with the data in this file, as a member of its cluster.
+    fn restore_snapshot(&self, file: &str) {
+        let peer = format!("http://127.0.0.1:{}", self.peers);
+        let identity = ["--name", &self.name, "--initial-advertise-peer-urls", &peer, "--data-dir", "data"];
+        let cluster = ["--initial-cluster", &self.cluster, "--initial-cluster-token", "restored"];
+        self.control(&[&["snapshot", "restore", file][..], &identity, &cluster].concat());
     }
 
     /// Runs etcdctl in the member's directory.
@@ -475,7 +506,7 @@ impl LeaseServer for Etcd {
                 left.extend(holders.map(|holder| format!("{key}: the holder {}", holder["token"])));
             } else if stored.key.starts_with(&format!("{PREFIX}state/")) {
                 left.push(format!("{}: all", stored.key));
-            } else if counts_what_goes || stored.lease == "0" {
+            } else if stored.key != format!("{PREFIX}fence") && (counts_what_goes || stored.lease == "0") {
                 left.push(stored.key);
             }
         }

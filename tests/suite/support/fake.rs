@@ -22,6 +22,8 @@ pub(crate) enum Manner {
     InTurn(&'static [&'static [u8]]),
     /// Answers a request with these bytes, and then sends numbers without end.
     Flood(&'static [u8]),
+    /// Answers each request with what this returns for its number, from 0.
+    Each(fn(u64) -> Vec<u8>),
     /// Answers a request with the first of these, and then sends the second again and again, without end.
     Endless(&'static [u8], &'static [u8]),
     /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
@@ -99,6 +101,7 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
     let mut asked = [0; 4096];
     let mut first = true;
     let mut has_answered = false;
+    let mut numbers = 0..;
     let mut in_turn = match manner {
         Manner::InTurn(answers) => answers.iter(),
         _ => [].iter(),
@@ -113,6 +116,9 @@ fn serve(mut stream: TcpStream, manner: Manner, earlier: usize, over: &AtomicBoo
             Manner::Trickle if first => stream.write_all(b"$1000000\r\n"),
             Manner::Trickle => stream.write_all(b"x"),
             Manner::Answer(bytes) if count > 0 => stream.write_all(bytes),
+            Manner::Each(answer) if count > 0 => {
+                numbers.next().map_or(Ok(()), |number| stream.write_all(&answer(number)))
+            }
             Manner::InTurn(_) if count > 0 => in_turn.next().map_or(Ok(()), |answer| stream.write_all(answer)),
             Manner::Flood(bytes) if count > 0 => {
                 stream.write_all(bytes).and_then(|()| flood(&mut stream, b":1\r\n", over))

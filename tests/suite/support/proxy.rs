@@ -58,6 +58,8 @@ pub(crate) enum Mode {
     CloseAt(&'static str),
     /// One reply in three, at random, is garbled; this is the seed.
     Garble(u64),
+    /// The first of these words, in what the server sends, is replaced by the second, which is as long.
+    Rewrite(&'static str, &'static str),
     /// Each reply is replaced by these bytes.
     Answer(&'static [u8]),
     /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after this time the
@@ -210,6 +212,16 @@ impl Drop for Proxy {
     }
 }
 
+/// Returns `bytes` with one word replaced by another one.
+fn rewritten(bytes: &[u8], old: &str, new: &str) -> Vec<u8> {
+    assert_eq!(old.len(), new.len(), "lengths were announced");
+    let mut bytes = bytes.to_vec();
+    while let Some(at) = bytes.windows(old.len()).position(|part| part == old.as_bytes()) {
+        bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    }
+    bytes
+}
+
 impl Shared {
     fn mode(&self) -> Mode {
         *self.mode.lock().expect("no thread panics")
@@ -281,10 +293,8 @@ impl Shared {
                 Err(_) => break,
             };
             if let (false, Some((old, new))) = (is_request, &self.rewritten) {
-                assert_eq!(old.len(), new.len(), "lengths were announced");
-                while let Some(at) = buffer[..count].windows(old.len()).position(|part| part == old.as_bytes()) {
-                    buffer[at..at + new.len()].copy_from_slice(new.as_bytes());
-                }
+                let bytes = rewritten(&buffer[..count], old, new);
+                buffer[..count].copy_from_slice(&bytes);
             }
             let bytes = &buffer[..count];
             let mut delay = Duration::ZERO;
@@ -344,6 +354,7 @@ impl Shared {
             }
             let bytes = match self.mode() {
                 Mode::Answer(bytes) if !is_request => bytes.to_vec(),
+                Mode::Rewrite(old, new) if !is_request => rewritten(bytes, old, new),
                 Mode::Garble(seed) if !is_request => match self.garble(bytes, seed) {
                     Garbled::Once(bytes) => bytes,
                     Garbled::Endless(bytes) => {

@@ -1,0 +1,46 @@
+//! Listings of an etcd that always has another page of locks.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::support::Lockrun;
+use crate::support::fake::{Fake, Manner};
+
+/// How many keys a page has.
+const PAGE: u64 = 500;
+
+/// Returns a page with these keys, after which there are more.
+fn page(keys: impl Iterator<Item = u64>) -> Vec<u8> {
+    let kv = |number: u64| {
+        let key = format!("lockrun/state/{number:016}-{}", "x".repeat(400));
+        json!({ "key": STANDARD.encode(key), "mod_revision": "3" })
+    };
+    let kvs: Vec<Value> = keys.map(kv).collect();
+    let header = json!({ "cluster_id": "1", "member_id": "1", "revision": "5", "raft_term": "2" });
+    let responses = json!([{ "response_range": { "kvs": kvs, "more": true } }]);
+    let body = json!({ "header": header, "succeeded": true, "responses": responses }).to_string();
+    let date = "Date: Fri, 27 Nov 2026 20:00:00 GMT";
+    format!("HTTP/1.1 200 OK\r\n{date}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+// "A listing has a limit in bytes", which the message names; and keys come in their order: a server that always has another page ends with 69,
+// in little memory.
+#[test]
+fn there_is_always_another_page() {
+    let endless: [(fn(u64) -> Vec<u8>, &str); 4] = [
+        (|number| page(number * PAGE..(number + 1) * PAGE), "more than 64 MiB"),
+        (|_| page(0..PAGE), "keys that are not in order"),
+        (|number| page((number * PAGE..(number + 1) * PAGE).rev()), "keys that are not in order"),
+        (|_| page([7, 7].into_iter()), "keys that are not in order"),
+    ];
+    for (answer, said) in endless {
+        for command in [&["status"][..], &["prune", "--older-than", "1d"]] {
+            let fake = Fake::start(Manner::Each(answer));
+            let url = format!("etcd://127.0.0.1:{}", fake.port());
+            let call = Lockrun::bare().args(command).args(["--store", &url]);
+            // In KiB.
+            call.in_shell("ulimit -v 400000; exec \"$@\"").alone().exited(69).printed("").said(said);
+        }
+    }
+}
