@@ -2,8 +2,9 @@
 # make test       install what the tests need (apt-get), then run them all
 # make chaos      random faults: SECONDS_PER_STORE=240, SEED=… to repeat an order, HISTORY=DIRECTORY for each lock's history
 # make handoffs   many runs in turn, without faults: HANDOFFS=20000
+# make storms     commands that are hard to end, ended in every way: SECONDS_PER_STORE=240, SEED=…
 # make soak       locks that are held and used for long: MINUTES=12
-#                 these three also for a single store: STORE=redis
+#                 these four also for a single store: STORE=redis
 # make simulate   simulate faults, one history per seed: SEEDS=20000 of them, FROM=1; SEED=… to repeat one and see its timeline
 # make mutants    break the program on purpose, in one place after the other: do the tests notice?
 # make fuzz       look for input that breaks a parser: SECONDS_PER_TARGET=60 (needs a C++ compiler)
@@ -37,7 +38,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos handoffs soak simulate mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos storms handoffs soak simulate mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -60,6 +61,12 @@ chaos:
 	scripts/install-test-deps
 	$(CARGO) test --release --locked --test suite -- --nocapture \
 		chaos::whatever_happens::$(STORE) chaos::failovers::$(STORE) chaos::full_disks::$(STORE)
+
+storms: export SECONDS_PER_STORE ?= 240
+storms: export RUST_TEST_THREADS ?= 1
+storms:
+	scripts/install-test-deps
+	$(CARGO) test --release --locked --test suite -- chaos::storms::of_short_lived_processes::$(STORE) --nocapture
 
 # One store after the other, so that each has the whole machine.
 handoffs: export HANDOFFS ?= 20000

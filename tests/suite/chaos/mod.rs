@@ -22,6 +22,7 @@ mod linearizable;
 mod model;
 mod runs;
 mod soak;
+mod storms;
 mod subject;
 mod workers;
 

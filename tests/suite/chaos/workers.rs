@@ -276,7 +276,7 @@ fn processes(lockrun: i32) -> Vec<(i32, Who)> {
 }
 
 impl Ends {
-    fn count_in(&mut self, output: &Output) {
+    pub(super) fn count_in(&mut self, output: &Output) {
         let stderr = output.stderr();
         assert!(!stderr.contains("panicked"), "{output}");
         let end = match (output.status, output.signal) {
