@@ -107,23 +107,6 @@ fn descendants_are_awaited_with_few_descriptors() {
     });
 }
 
-// "INT, TERM, HUP … are for all of COMMAND's processes": the same.
-#[test]
-fn signals_reach_all_with_few_descriptors() {
-    let store = Store::file();
-    is_refused_or_works(
-        &store,
-        &[],
-        "trap 'kill -KILL $ignores; exit 5' TERM; while :; do sleep 0.02; done",
-        |run, file| {
-            run.signal(Signal::SIGTERM);
-            eventually(LONG, "the run has ended", || run.has_ended());
-            run.end().exited(5);
-            eventually(LONG, "TERM has come", || has_term(file) && run.processes().is_empty());
-        },
-    );
-}
-
 // "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken to be dead. Here
 // a shell with a child executes lockrun, which then has to look in /proc to find COMMAND's processes.
 #[test]
