@@ -1,7 +1,7 @@
 //! A client of the cluster: it asks one member at a time, and the next one if that fails.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::api::{self, LoggedIn};
 use super::failure::Failure;
@@ -32,8 +32,8 @@ pub(super) struct Client {
     is_idle: bool,
     /// The token of our log-in.
     token: Option<String>,
-    /// What the clock of a member showed, in milliseconds of Unix time, and when; and which member it was.
-    clock: Option<(u64, Moment, usize)>,
+    /// What the member's clock showed, in milliseconds of Unix time, and when.
+    clock: Option<(u64, Moment)>,
     /// How long the last answer took.
     pub(super) round_trip: Duration,
     /// How many bytes the answers had.
@@ -77,12 +77,8 @@ impl Client {
     /// then. Setting our clock has no effect.
     /// Fails if no member has said what its clock shows.
     pub(super) fn now_ms(&self) -> Result<u64, Failure> {
-        self.known_ms(|_| true).ok_or(Failure::NotEtcd("an answer without a date"))
-    }
-
-    fn known_ms(&self, is_its: impl Fn(usize) -> bool) -> Option<u64> {
-        let (unix_ms, at, _) = self.clock.filter(|(_, _, member)| is_its(*member))?;
-        Some(unix_ms.saturating_add(millis(Moment::now().since(at))))
+        let (unix_ms, at) = self.clock.ok_or(Failure::NotEtcd("an answer without a date"))?;
+        Ok(unix_ms.saturating_add(millis(Moment::now().since(at))))
     }
 
     /// Begins an operation.
@@ -185,8 +181,7 @@ impl Client {
                         continue;
                     }
                     if let Some(date) = responses.iter().rev().find_map(|response| response.date) {
-                        let known_ms = self.known_ms(|member| member == self.member);
-                        self.clock = Some((member_ms(known_ms, date), Moment::now(), self.member));
+                        self.clock = Some((member_ms(our_ms(), date), Moment::now()));
                     }
                     let of_member = |response| Failure::of_response(response).filter(Failure::is_of_member);
                     match responses.iter().find_map(of_member) {
@@ -273,14 +268,20 @@ fn has_no_token(response: &Response) -> bool {
     matches!(Failure::of_response(response), Some(Failure::Refused(refusal)) if refusal.is_unknown_token())
 }
 
-/// By how much less than a clock shows its time may be taken to be, in milliseconds: an answer's date is in whole seconds.
+/// How exact the time of a member is, in milliseconds: an answer's date is in whole seconds.
 pub(super) const DATE_DOUBT_MS: u64 = 999;
 
-/// Returns the milliseconds of a clock that shows this `date`, in whole seconds: never more than it shows, and less than a second less.
-/// What was known of it before goes on, unless the two disagree, so that a span between two moments of one process is exact.
-fn member_ms(known_ms: Option<u64>, date: u64) -> u64 {
-    let ms = date.saturating_mul(1000);
-    known_ms.map_or(ms, |known| known.clamp(ms.saturating_sub(DATE_DOUBT_MS), ms.saturating_add(DATE_DOUBT_MS)))
+/// Returns what our clock shows, in milliseconds of Unix time.
+fn our_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the milliseconds of a clock that shows this `date`, in whole seconds: ours supplies the fraction, unless the two
+/// disagree.
+fn member_ms(our_ms: u64, date: u64) -> u64 {
+    let least = date.saturating_mul(1000);
+    our_ms.clamp(least, least.saturating_add(DATE_DOUBT_MS))
 }
 
 #[cfg(test)]
@@ -325,11 +326,8 @@ mod tests {
 
     #[test]
     fn a_clock_is_compared_by_whole_seconds() {
-        for (known, date, shown) in
-            [(5_000, 5, 5_000), (5_999, 5, 5_999), (6_200, 5, 5_999), (4_100, 5, 4_100), (3_000, 5, 4_001)]
-        {
-            assert_eq!(member_ms(Some(known), date), shown, "{known} {date}");
+        for (ours, date, shown) in [(5_000, 5, 5_000), (5_999, 5, 5_999), (6_200, 5, 5_999), (3_000, 5, 5_000)] {
+            assert_eq!(member_ms(ours, date), shown, "{ours} {date}");
         }
-        assert_eq!(member_ms(None, 5), 5_000);
     }
 }

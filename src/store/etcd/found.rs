@@ -85,7 +85,7 @@ pub(super) struct LifeEnd {
 impl LifeEnd {
     /// Returns an end no sooner than `ends_ms`, as the clock of this member was taken to show.
     pub(super) fn new(member: &str, ends_ms: u64) -> Self {
-        LifeEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(DATE_DOUBT_MS) }
+        LifeEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(2 * DATE_DOUBT_MS) }
     }
 }
 
