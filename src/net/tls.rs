@@ -136,16 +136,13 @@ fn config(files: &TlsFiles, verification: Verification) -> io::Result<ClientConf
 /// Returns the trusted authorities: those in the file, or the system's.
 fn authorities(files: &TlsFiles) -> io::Result<RootCertStore> {
     let mut trusted = RootCertStore::empty();
-    match &files.ca {
-        Some(path) => {
-            for certificate in certificates(path)? {
-                trusted.add(certificate).map_err(|error| bad_file(path, &in_words(&error)))?;
-            }
+    if let Some(path) = &files.ca {
+        for certificate in certificates(path)? {
+            trusted.add(certificate).map_err(|error| bad_file(path, &in_words(&error)))?;
         }
-        None => {
-            check_variables()?;
-            trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
+    } else {
+        check_variables()?;
+        trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(trusted)
 }

@@ -19,7 +19,7 @@ use crate::run::outcome::Outcome;
 use crate::run::renewal::{Next, Renewal};
 use crate::run::wait::{self, Acquired, Wait, Watcher};
 use crate::store::{Grant, Held, Release, Retain, Store as _, Tried};
-use crate::supervise::guardian::GuardianMessage;
+use crate::supervise::guardian::{GuardianMessage, Report};
 use crate::supervise::{Finished, Launch, StopReason, Supervisor};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -157,11 +157,11 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
         }
         let report = port.world().runs[run].report.take();
         match report {
-            Some(Some(deadline)) => {
+            Some(Report::Renewed(deadline)) => {
                 supervisor.renewed(deadline);
                 allow_until(deadline);
             }
-            Some(None) => supervisor.end(StopReason::Lost, Moment::now()),
+            Some(Report::Lost) => supervisor.end(StopReason::Lost, Moment::now()),
             None => {}
         }
         if !orphaned && !port.world().runs[run].lockrun.is_alive {
@@ -204,20 +204,20 @@ fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, grante
                 let answer = store.renew_run(&plan.claim.key, &plan.claim.token, plan.claim.ttl);
                 unlock_store(run);
                 if let Some(deadline) = renewal.answered(sent_at, answer, Moment::now()) {
-                    report(run, Some(deadline));
+                    report(run, Report::Renewed(deadline));
                 }
             }
             Next::GiveUp(why) => {
                 port.world().say(run, &format!("has lost its lease: {why}"));
-                return report(run, None);
+                return report(run, Report::Lost);
             }
         }
     }
 }
 
-fn report(run: RunId, renewal: Option<Deadline>) {
+fn report(run: RunId, report: Report) {
     let port = Port::current();
-    port.world().runs[run].report = Some(renewal);
+    port.world().runs[run].report = Some(report);
     port.world().notify_process(run, Side::Guardian);
 }
 

@@ -29,7 +29,7 @@ fn oversee(run: RunId) {
             let mut world = port.world();
             world.runs[run].guardian.has_term = true;
             world.notify_process(run, Side::Guardian);
-            if !world.runs[run].takes_over_at.is_some_and(|at| world.local_now(port.me()) < at) {
+            if world.runs[run].takes_over_at.is_none_or(|at| world.local_now(port.me()) >= at) {
                 world.continue_process(run, Side::Guardian);
             }
         }

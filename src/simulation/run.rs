@@ -8,9 +8,9 @@ use super::command::Command;
 use super::world::Nanos;
 use crate::config::plan::OnHeld;
 use crate::lock::claim::Claim;
-use crate::lock::lease::{Deadline, Terms};
+use crate::lock::lease::Terms;
 use crate::supervise::Descendants;
-use crate::supervise::guardian::GuardianMessage;
+use crate::supervise::guardian::{GuardianMessage, Report};
 use crate::sys::clock::Moment;
 
 /// The number of a run.
@@ -69,8 +69,8 @@ pub struct Run {
     pub guardian: Process,
     /// Messages from the guardian to lockrun.
     pub link: VecDeque<GuardianMessage>,
-    /// The renewer's latest report to the guardian, until that reads it: a new deadline, or `None` if the lease is lost.
-    pub report: Option<Option<Deadline>>,
+    /// The renewer's latest report to the guardian, until that reads it.
+    pub report: Option<Report>,
     pub command: Command,
     /// The fence of its grant, once it has one.
     pub fence: Option<u64>,

@@ -122,13 +122,10 @@ impl Running {
     ///
     /// If some of COMMAND's processes cannot be killed, calls `report_stuck` once with their ids, and waits for them while the lock is held.
     pub fn until_the_end(&mut self, signals: &Signals, report_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
-        match &mut self.guard {
-            Some(guard) => Ok(guard.watch(&mut self.supervisor, signals, report_stuck)),
-            None => {
-                let alarm = self.alarm.take();
-                direct::watch(&mut self.supervisor, self.has_terminal, signals, report_stuck, alarm)
-            }
+        if let Some(guard) = &mut self.guard {
+            return Ok(guard.watch(&mut self.supervisor, signals, report_stuck));
         }
+        direct::watch(&mut self.supervisor, self.has_terminal, signals, report_stuck, self.alarm.take())
     }
 
     /// Returns the handle through which the renewer reports, if there is a lease.

@@ -345,7 +345,7 @@ impl Tree {
         let me = own_pid();
         self.access.with_spare(|| {
             let found = self.search().unwrap_or_default();
-            let is_left = |process: &&Process| !process.is_dead() && !(are_children_killed && process.parent == me);
+            let is_left = |process: &&Process| !(process.is_dead() || are_children_killed && process.parent == me);
             for process in found.iter().filter(is_left) {
                 process.signal(libc::SIGKILL, &found);
             }

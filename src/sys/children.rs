@@ -32,9 +32,10 @@ pub fn has_ended(pid: pid_t) -> bool {
 /// Returns whether the child `pid` was killed for a forbidden system call. Waits for its end, but does not reap it.
 pub fn was_killed_by_filter(pid: pid_t) -> bool {
     let ended = ended_of(libc::P_PID, pid, 0);
-    // SAFETY: the record is that of an ended child, or zeros.
     let is_killed = |info: libc::siginfo_t| {
-        matches!(info.si_code, libc::CLD_KILLED | libc::CLD_DUMPED) && unsafe { info.si_status() } == libc::SIGSYS
+        // SAFETY: the record is that of an ended child, or zeros.
+        let status = unsafe { info.si_status() };
+        matches!(info.si_code, libc::CLD_KILLED | libc::CLD_DUMPED) && status == libc::SIGSYS
     };
     ended.is_ok_and(is_killed)
 }

@@ -112,7 +112,7 @@ mod tests {
         assert!(is_now(false, false));
         alarm.set(Some(Moment::from_boot(Duration::ZERO))).expect("it can be set");
         assert!(is_now(false, true), "the moment is past");
-        alarm.set(Some(Moment::now() + Duration::from_secs(600))).expect("it can be set");
+        alarm.set(Some(Moment::now() + Duration::from_mins(10))).expect("it can be set");
         assert!(is_now(true, false), "it has moved");
         alarm.set(None).expect("it can be set");
         assert!(is_now(false, false));

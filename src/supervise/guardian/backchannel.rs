@@ -122,7 +122,7 @@ impl Sender {
 
     /// Returns whether lockrun is gone. Never waits.
     pub(super) fn is_closed(&self) -> bool {
-        is_closed(&*self.messages)
+        is_closed(&self.messages)
     }
 }
 
@@ -202,7 +202,9 @@ mod tests {
     fn all_messages_of_a_run_arrive_as_they_were_sent_however_late_they_are_read() {
         let (sender, receiver) = pair().expect("descriptors");
         let all = longest();
-        all.iter().for_each(|message| sender.send(*message));
+        for message in &all {
+            sender.send(*message);
+        }
         assert!(!wakes(&receiver), "it reads them when it next wakes");
         assert_eq!(receiver.messages(), all);
         assert_eq!(receiver.messages(), []);

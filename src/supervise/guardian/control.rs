@@ -11,7 +11,7 @@ use crate::lock::lease::Deadline;
 
 /// A report of the renewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Report {
+pub enum Report {
     /// The lease was renewed, and has this deadline now.
     Renewed(Deadline),
     /// The lease is lost: end COMMAND. The last report.

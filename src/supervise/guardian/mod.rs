@@ -40,8 +40,7 @@ use crate::sys::signals::Signals;
 use crate::sys::wait::readable;
 pub use backchannel::GuardianMessage;
 use backchannel::Sender;
-pub use control::Control;
-use control::Report;
+pub use control::{Control, Report};
 use watchdog::{WakePipe, Watchdog};
 
 /// The guardian's own state.

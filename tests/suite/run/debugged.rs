@@ -84,20 +84,21 @@ enum By {
 // The same for every other way in which a run can end: each status, and each event once and in order.
 #[test]
 fn a_run_ends_as_it_ended() {
+    type Names = &'static [&'static str];
     let store = Store::Redis(Redis::start());
-    let all = ["acquired", "started", "finished", "released"];
-    let killed = ["acquired", "started", "killed", "finished", "released"];
-    let lost = ["acquired", "started", "lost", "killed", "finished"];
-    let wait = ["--descendants", "wait"];
-    let ways: [(&str, &[&str], &str, By, i32, &[&str]); 8] = [
-        ("status", &[], "read line || :; exit 5", By::Input, 5, &all),
-        ("signal", &[], "read line || :; kill -TERM $$", By::Input, 128 + 15, &all),
-        ("own-signal", &[], "read line || :; kill -KILL $$", By::Input, 128 + 9, &all),
-        ("left-behind", &wait, "exec 3<&0; (read line <&3 || :; exit 1) & exit 6", By::Input, 6, &all),
-        ("time", &["--max-runtime", "9s"], "exec sleep 600", By::Time, 124, &killed),
-        ("lost", &[], "exec sleep 600", By::Break, 79, &lost),
-        ("killed", &[], "exec sleep 600", By::Guardian(Signal::SIGKILL), 125, &killed),
-        ("told", &[], "trap 'exit 3' TERM; while :; do sleep 0.1; done", By::Guardian(Signal::SIGTERM), 3, &all),
+    let all: Names = &["acquired", "started", "finished", "released"];
+    let killed: Names = &["acquired", "started", "killed", "finished", "released"];
+    let lost: Names = &["acquired", "started", "lost", "killed", "finished"];
+    let wait: Names = &["--descendants", "wait"];
+    let ways: [(&str, Names, &str, By, i32, Names); 8] = [
+        ("status", &[], "read line || :; exit 5", By::Input, 5, all),
+        ("signal", &[], "read line || :; kill -TERM $$", By::Input, 128 + 15, all),
+        ("own-signal", &[], "read line || :; kill -KILL $$", By::Input, 128 + 9, all),
+        ("left-behind", wait, "exec 3<&0; (read line <&3 || :; exit 1) & exit 6", By::Input, 6, all),
+        ("time", &["--max-runtime", "9s"], "exec sleep 600", By::Time, 124, killed),
+        ("lost", &[], "exec sleep 600", By::Break, 79, lost),
+        ("killed", &[], "exec sleep 600", By::Guardian(Signal::SIGKILL), 125, killed),
+        ("told", &[], "trap 'exit 3' TERM; while :; do sleep 0.1; done", By::Guardian(Signal::SIGTERM), 3, all),
     ];
     let runs = ways.map(|way| {
         let events = Events::new();

@@ -55,10 +55,10 @@ fn is_refused_or_works(store: &Store, options: &[&str], script: &str, works: imp
         let directory = TempDir::new().expect("a temporary directory");
         let file = directory.path().join("far");
         let key = format!("far-{limit}");
-        let words = ["sh", "-c", &format!("{FAR}{script}"), "sh", file.to_str().expect("a plain path")];
+        let command = ["sh", "-c", &format!("{FAR}{script}"), "sh", file.to_str().expect("a plain path")];
         let call = Lockrun::new(store).key(&key).args(["--ttl", "60s", "--kill-after", "300ms"]).args(options);
         let limits = vec![(Resource::RLIMIT_NOFILE, limit, 1000)];
-        let mut run = call.command(words).birth(Birth { limits, ..Birth::default() }).spawn();
+        let mut run = call.command(command).birth(Birth { limits, ..Birth::default() }).spawn();
         if run.comes_to(|run| run.has_line("ran")) {
             works(&mut run, &file);
             assert_eq!(run.processes(), Vec::<i32>::new(), "left behind with {limit}");

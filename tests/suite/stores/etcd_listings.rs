@@ -28,8 +28,9 @@ fn page(keys: impl Iterator<Item = u64>) -> Vec<u8> {
 // in little memory.
 #[test]
 fn there_is_always_another_page() {
-    let endless: [(fn(u64) -> Vec<u8>, &str); 4] = [
-        (|number| page(number * PAGE..(number + 1) * PAGE), "more than 64 MiB"),
+    type Answer = fn(u64) -> Vec<u8>;
+    let endless: [(Answer, &str); 4] = [
+        (|number| page(number * PAGE..(number + 1) * PAGE), "more than 128 MiB"),
         (|_| page(0..PAGE), "keys that are not in order"),
         (|number| page((number * PAGE..(number + 1) * PAGE).rev()), "keys that are not in order"),
         (|_| page([7, 7].into_iter()), "keys that are not in order"),

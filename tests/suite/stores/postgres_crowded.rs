@@ -83,7 +83,7 @@ fn freezes_in_time(server: u16) -> u16 {
                 }
             }
         });
-        let mut buffer = [0; 65536];
+        let mut buffer = [0; 16384];
         while let Ok(count @ 1..) = client.read(&mut buffer) {
             if buffer[..count].windows(10).any(|part| part == b"FOR UPDATE") {
                 is_frozen.store(true, std::sync::atomic::Ordering::Relaxed);

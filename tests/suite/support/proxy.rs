@@ -287,10 +287,9 @@ impl Shared {
                 return;
             }
             let count = match from.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => count,
+                Ok(count @ 1..) => count,
                 Err(error) if is_pause(&error) => continue,
-                Err(_) => break,
+                Ok(0) | Err(_) => break,
             };
             if let (false, Some((old, new))) = (is_request, &self.rewritten) {
                 let bytes = rewritten(&buffer[..count], old, new);
@@ -322,18 +321,13 @@ impl Shared {
                 }
                 Mode::CutAt(word) if is_request && contains(bytes, word) => {
                     link.is_silent.store(true, Ordering::Relaxed);
-                    let at = bytes.windows(word.len()).position(|part| part == word.as_bytes());
-                    let _ = to.write_all(&bytes[..at.unwrap_or(0)]);
+                    let _ = to.write_all(&bytes[..place_of(word, bytes)]);
                     continue;
                 }
                 Mode::PauseAt(word, time) if is_request && contains(bytes, word) => {
-                    let at = bytes.windows(word.len()).position(|part| part == word.as_bytes()).unwrap_or(0);
-                    on_its_way.push_back((Instant::now(), bytes[..at].to_vec()));
-                    if !self.deliver(&mut on_its_way, to) {
-                        break;
-                    }
-                    thread::sleep(time);
-                    on_its_way.push_back((Instant::now(), bytes[at..].to_vec()));
+                    let (before, rest) = bytes.split_at(place_of(word, bytes));
+                    on_its_way.push_back((Instant::now(), before.to_vec()));
+                    on_its_way.push_back((Instant::now() + time, rest.to_vec()));
                     continue;
                 }
                 Mode::SwallowReplies if !is_request => continue,
@@ -466,6 +460,11 @@ fn is_pause(error: &std::io::Error) -> bool {
 
 fn contains(bytes: &[u8], word: &str) -> bool {
     bytes.windows(word.len()).any(|part| part == word.as_bytes())
+}
+
+/// Returns where the word begins in `bytes`, which contain it.
+fn place_of(word: &str, bytes: &[u8]) -> usize {
+    bytes.windows(word.len()).position(|part| part == word.as_bytes()).unwrap_or(0)
 }
 
 /// Passes a request on whose answer is to vanish, and closes the client's connection after this time.

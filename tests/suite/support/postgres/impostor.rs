@@ -40,7 +40,7 @@ impl Impostor {
 }
 
 fn serve(mut stream: TcpStream, heard: &Mutex<Vec<u8>>, answer: &dyn Fn(usize, &mut TcpStream) -> std::io::Result<()>) {
-    let mut buffer = [0; 65536];
+    let mut buffer = [0; 16384];
     for number in 0.. {
         let Ok(count @ 1..) = stream.read(&mut buffer) else { return };
         heard.lock().expect("no panic").extend_from_slice(&buffer[..count]);
