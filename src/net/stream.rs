@@ -108,16 +108,22 @@ impl AsFd for Socket {
 /// The deadline of an operation that takes what has already arrived, and does not wait.
 pub const NO_WAIT: Moment = Moment::from_boot(Duration::ZERO);
 
+/// How many bytes can be read after the deadline. What has arrived by then counts, even if this process was stopped and reads it late. But a peer
+/// that never stops sending makes nobody wait, so that only a bound ends the reading.
+const LATE_MAX: usize = 64 * 1024;
+
 /// A socket whose operations wait until a deadline.
 pub struct DeadlineSocket {
     socket: Socket,
     deadline: Moment,
+    /// How many bytes were read after the deadline.
+    late: usize,
 }
 
 impl DeadlineSocket {
     /// Wraps a non-blocking `socket`.
     pub fn new(socket: Socket, deadline: Moment) -> Self {
-        DeadlineSocket { socket, deadline }
+        DeadlineSocket { socket, deadline, late: 0 }
     }
 
     /// Returns whether its deadline has passed.
@@ -127,14 +133,15 @@ impl DeadlineSocket {
 
     /// Makes every further operation fail with `TimedOut` at `deadline`.
     pub fn set_deadline(&mut self, deadline: Moment) {
-        self.deadline = deadline;
+        (self.deadline, self.late) = (deadline, 0);
     }
 
     /// Runs `operation`. Its reads and writes fail with `TimedOut` instead of waiting.
     pub fn without_waiting<T>(&mut self, operation: impl FnOnce(&mut Self) -> T) -> T {
-        let deadline = std::mem::replace(&mut self.deadline, NO_WAIT);
+        let (deadline, late) = (self.deadline, self.late);
+        self.set_deadline(NO_WAIT);
         let done = operation(self);
-        self.deadline = deadline;
+        (self.deadline, self.late) = (deadline, late);
         done
     }
 
@@ -162,16 +169,20 @@ impl AsFd for DeadlineSocket {
 }
 
 impl Read for DeadlineSocket {
-    /// Fails with `TimedOut` after the deadline even if something has arrived: a server that never stops sending would make nobody
-    /// wait, and so never let the deadline be noticed.
+    /// Fails with `TimedOut` if nothing has arrived by the deadline, and after it once [`LATE_MAX`] bytes were read.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.deadline != NO_WAIT && self.is_late() {
+        let is_late = self.is_late();
+        if is_late && self.late >= LATE_MAX {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.when(PollFlags::POLLIN, |socket| match socket {
+        let count = self.when(PollFlags::POLLIN, |socket| match socket {
             Socket::Tcp(socket) => socket.read(buffer),
             Socket::Unix(socket) => socket.read(buffer),
-        })
+        })?;
+        if is_late {
+            self.late += count;
+        }
+        Ok(count)
     }
 }
 
@@ -212,22 +223,32 @@ mod tests {
 
     use super::*;
 
+    fn pair(deadline: Moment) -> (DeadlineSocket, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("is set");
+        (DeadlineSocket::new(Socket::Unix(ours), deadline), theirs)
+    }
+
     #[test]
     fn a_peer_that_never_stops_sending_does_not_outlast_the_deadline() {
-        let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
-        ours.set_nonblocking(true).expect("is set");
+        let (mut socket, mut theirs) = pair(Moment::now() + Duration::from_millis(50));
         let sender = thread::spawn(move || while theirs.write_all(&[0; 4096]).is_ok() {});
-        let mut socket = DeadlineSocket::new(Socket::Unix(ours), Moment::now() + Duration::from_millis(50));
         let ended = loop {
             if let Err(error) = socket.read(&mut [0; 16]) {
                 break error;
             }
         };
         assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
-        // What has arrived can still be taken without waiting.
-        socket.set_deadline(NO_WAIT);
-        assert!(socket.read(&mut [0; 16]).is_ok());
         drop(socket);
         sender.join().expect("it has ended");
+    }
+
+    #[test]
+    fn what_has_arrived_by_the_deadline_counts() {
+        let (mut socket, mut theirs) = pair(Moment::now());
+        theirs.write_all(&[7; 32]).expect("is sent");
+        assert_eq!((socket.read(&mut [0; 16]).expect("is there"), socket.read(&mut [0; 99]).expect("is there")), (16, 16));
+        let none = socket.read(&mut [0; 16]).expect_err("nothing more");
+        assert_eq!(none.kind(), io::ErrorKind::TimedOut);
     }
 }

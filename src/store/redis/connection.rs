@@ -109,13 +109,13 @@ impl Connection {
         self.stream.set_deadline(deadline);
         let mut rejection: Option<Failure> = None;
         for step in std::mem::take(&mut self.unanswered_introduction) {
-            match self.answer_to(&step, deadline) {
+            match self.answer_to(&step) {
                 Ok(_) => {}
                 Err(refused @ Failure::Refused { .. }) => rejection = rejection.or(Some(refused)),
                 Err(unread) => return Err(unread_after(rejection, unread)),
             }
         }
-        let outcome = self.answer_to(command, deadline);
+        let outcome = self.answer_to(command);
         match rejection {
             None => outcome,
             Some(rejection) => Err(rejection.followed_by(outcome)),
@@ -123,8 +123,8 @@ impl Connection {
     }
 
     /// Reads the next answer, which is the one to `command`.
-    fn answer_to(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
-        let answer = self.answers.next(&mut self.stream, self.listing_left.unwrap_or(ORDINARY), deadline);
+    fn answer_to(&mut self, command: &Cmd) -> Result<Value, Failure> {
+        let answer = self.answers.next(&mut self.stream, self.listing_left.unwrap_or(ORDINARY));
         if let Some(left) = &mut self.listing_left {
             *left = left.saturating_sub(self.answers.spent());
         }

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt as _;
-use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode, utf8_percent_encode};
 use redis::Value;
@@ -13,7 +12,6 @@ use crate::fuzz::PASSWORD;
 use crate::net::endpoint::Endpoint;
 use crate::store::fuzz::play;
 use crate::store::url::spelled_tls;
-use crate::sys::clock::Moment;
 
 /// The characters that are encoded in a path.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/');
@@ -32,10 +30,9 @@ impl Read for Trickle<'_> {
 pub fn resp(data: &[u8]) {
     let (mut at_once, mut slowly) = (Answers::default(), Answers::default());
     let (mut whole, mut trickle) = (data, Trickle(data));
-    let deadline = Moment::now() + Duration::from_mins(1);
     loop {
-        let one = at_once.next(&mut whole, ORDINARY, deadline);
-        let other = slowly.next(&mut trickle, ORDINARY, deadline);
+        let one = at_once.next(&mut whole, ORDINARY);
+        let other = slowly.next(&mut trickle, ORDINARY);
         assert_eq!(format!("{one:?}"), format!("{other:?}"));
         match one {
             Ok(Answer::Value(value)) => assert!(size(&value, 1) <= 40 * data.len() + 64, "{value:?}"),

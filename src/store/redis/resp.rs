@@ -3,14 +3,11 @@
 //! Answers are read on several threads, one of which has a small stack (renewal), and may come from a server that is not a
 //! Redis. So the depth of an answer, the length of a line and the memory of an answer are bounded, and no memory is reserved
 //! for a length that was only announced. An answer that is deeper or longer than any that lockrun asks for, or not RESP2, is
-//! rejected; the connection is then out of step. An answer that does not end is given up at its deadline, even if there is
-//! always more of it to read.
+//! rejected; the connection is then out of step.
 
 use std::io::{self, Read};
 
 use redis::Value;
-
-use crate::sys::clock::Moment;
 
 /// The greatest depth of arrays within arrays. What lockrun asks for is at most 4 deep.
 const DEPTH_MAX: usize = 8;
@@ -20,10 +17,6 @@ const LINE_MAX: usize = 64 * 1024;
 
 /// The most that one answer may take, in bytes, unless it lists locks, holders or waiters.
 pub(super) const ORDINARY: usize = 1024 * 1024;
-
-/// How much of an answer is read after its deadline, in bytes: an answer that has arrived counts, even if this process was
-/// stopped since.
-const LATE_MAX: usize = 64 * 1024;
 
 /// How much is read at a time.
 const CHUNK: usize = 4096;
@@ -50,6 +43,7 @@ pub(super) enum Unread {
 
 /// Reads answers from a stream, one after the other, and keeps what follows an answer for the next. It is out of step after a
 /// failure.
+#[derive(Default)]
 pub(super) struct Answers {
     /// What was read from the stream, and how much of it has been used.
     buffer: Vec<u8>,
@@ -58,21 +52,12 @@ pub(super) struct Answers {
     /// beside them.
     most: usize,
     spent: usize,
-    /// How many bytes were read for it, and until when.
-    read: usize,
-    deadline: Moment,
-}
-
-impl Default for Answers {
-    fn default() -> Self {
-        Answers { buffer: Vec::new(), done: 0, most: 0, spent: 0, read: 0, deadline: Moment::now() }
-    }
 }
 
 impl Answers {
-    /// Reads the next answer from `stream`, which may take so many bytes at `most`, until the `deadline`.
-    pub(super) fn next(&mut self, stream: &mut impl Read, most: usize, deadline: Moment) -> Result<Answer, Unread> {
-        (self.most, self.spent, self.read, self.deadline) = (most, 0, 0, deadline);
+    /// Reads the next answer from `stream`, which may take so many bytes at `most`.
+    pub(super) fn next(&mut self, stream: &mut impl Read, most: usize) -> Result<Answer, Unread> {
+        (self.most, self.spent) = (most, 0);
         let (kind, line) = self.line(stream)?;
         match kind {
             b'-' => Ok(Answer::Error(line)),
@@ -150,16 +135,12 @@ impl Answers {
 
     /// Reads what has arrived, at most `most` bytes.
     fn fill(&mut self, stream: &mut impl Read, most: usize) -> Result<(), Unread> {
-        if self.read > LATE_MAX && Moment::now() >= self.deadline {
-            return Err(Unread::Io(io::ErrorKind::TimedOut.into()));
-        }
         self.buffer.drain(..self.done);
         self.done = 0;
         let before = self.buffer.len();
         self.buffer.resize(before + most, 0);
         let read = stream.read(&mut self.buffer[before..]);
         self.buffer.truncate(before + *read.as_ref().unwrap_or(&0));
-        self.read += self.buffer.len() - before;
         match read {
             Ok(0) => Err(Unread::Io(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) => Ok(()),
@@ -181,8 +162,6 @@ fn length(number: i64) -> Result<usize, Unread> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// A stream that returns one byte at a time.
@@ -197,7 +176,7 @@ mod tests {
 
     /// Reads the next answer, with the usual bounds.
     fn next(answers: &mut Answers, stream: &mut impl Read) -> Result<Answer, Unread> {
-        answers.next(stream, ORDINARY, Moment::now() + Duration::from_mins(1))
+        answers.next(stream, ORDINARY)
     }
 
     fn read(bytes: &[u8]) -> Result<Answer, Unread> {
@@ -274,17 +253,6 @@ mod tests {
         }
         // The rest may still come, and no memory is reserved for it.
         assert!(matches!(read(b"*1000000000\r\n"), Err(Unread::Io(_))));
-    }
-
-    #[test]
-    fn an_answer_that_does_not_end_is_given_up() {
-        let endless = || b"*1000000000\r\n".chain(std::io::repeat(b'\n'));
-        let mut stream = b"$1000000000\r\n".chain(endless());
-        let late = Answers::default().next(&mut stream, usize::MAX, Moment::now());
-        assert!(matches!(&late, Err(Unread::Io(error)) if error.kind() == io::ErrorKind::TimedOut), "{late:?}");
-        // What has arrived counts.
-        let text = format!("${}\r\n{}\r\n", LATE_MAX / 2, "x".repeat(LATE_MAX / 2));
-        assert!(Answers::default().next(&mut text.as_bytes(), ORDINARY, Moment::now()).is_ok());
     }
 
     #[test]
