@@ -101,8 +101,8 @@ impl Refusal {
     /// Returns whether what was to be created exists already, although the server did not find it before: a session notices late what others
     /// have created.
     pub(super) fn is_of_existing(&self) -> bool {
-        // duplicate_schema, duplicate_table, unique_violation (in the server's own catalogues)
-        matches!(self.code.as_str(), "42P06" | "42P07" | "23505")
+        // duplicate_schema, duplicate_table, duplicate_object (the type of a table's rows), unique_violation (in the server's own catalogues)
+        matches!(self.code.as_str(), "42P06" | "42P07" | "42710" | "23505")
     }
 
     /// Returns whether the role lacks a right.
@@ -233,6 +233,14 @@ mod tests {
             assert_eq!(refusal(code, is_fatal).is_of_ended_session(), is_ended, "{code}");
             assert_eq!(refusal(code, is_fatal).in_session().is_of_ended_session(), is_ended, "{code}");
         }
+    }
+
+    #[test]
+    fn what_another_first_user_has_created_is_no_failure() {
+        for code in ["42P06", "42P07", "42710", "23505"] {
+            assert!(refusal(code, false).is_of_existing(), "{code}");
+        }
+        assert!(!refusal("42501", false).is_of_existing());
     }
 
     #[test]
