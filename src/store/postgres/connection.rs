@@ -5,7 +5,6 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
@@ -16,7 +15,7 @@ use super::batch::Batch;
 use super::failure::Failure;
 use super::refusal::{Refusal, is_of_unconfirmed_commit};
 use crate::lock::token::Token;
-use crate::net::stream::Stream;
+use crate::net::stream::{NO_WAIT, Stream};
 use crate::sys::clock::Moment;
 
 /// The longest answer to a request that is read, in bytes, unless the request is a page of a listing. All that the server sends counts,
@@ -145,7 +144,7 @@ impl Connection {
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
         for at in 0..batch.len() {
-            match self.answer(deadline).map_err(|failure| failure.after(refusal.as_ref()))? {
+            match self.answer().map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
                 Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
@@ -158,11 +157,11 @@ impl Connection {
     }
 
     /// Reads the answer to one statement.
-    fn answer(&mut self, deadline: Moment) -> Result<Result<Answer, Refusal>, Failure> {
+    fn answer(&mut self) -> Result<Result<Answer, Refusal>, Failure> {
         let mut answer = Ok(Answer::default());
         let unconfirmed = self.unconfirmed;
         loop {
-            match self.next(deadline).map_err(|failure| failure.after(answer.as_ref().err()))? {
+            match self.next().map_err(|failure| failure.after(answer.as_ref().err()))? {
                 Message::DataRow(row) => {
                     let row = read_row(&row)?;
                     self.received += size_of::<Row>() + row.len() * size_of::<Option<String>>();
@@ -209,7 +208,7 @@ impl Connection {
         Ok(answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()) == Some("t"))
     }
 
-    /// Sends messages.
+    /// Sends messages. Their answers may come until the `deadline`.
     pub(super) fn send(&mut self, messages: &[u8], deadline: Moment) -> Result<(), Failure> {
         (self.received, self.listing_left) = (0, None);
         self.stream.set_deadline(deadline);
@@ -219,9 +218,9 @@ impl Connection {
 
     /// Returns the next message that belongs to an answer. Keeps notifications, and counts notices of a commit that no standby has
     /// confirmed.
-    pub(super) fn next(&mut self, deadline: Moment) -> Result<Message, Failure> {
+    pub(super) fn next(&mut self) -> Result<Message, Failure> {
         loop {
-            match self.next_of_any_kind(deadline)? {
+            match self.next_of_any_kind()? {
                 Message::NotificationResponse(body) => self.keep(&body),
                 Message::NoticeResponse(body) => self.unconfirmed += u64::from(is_of_unconfirmed_commit(body.fields())),
                 Message::ParameterStatus(_) => {}
@@ -231,25 +230,16 @@ impl Connection {
     }
 
     /// Returns the next message, whatever it is.
-    pub(super) fn next_of_any_kind(&mut self, deadline: Moment) -> Result<Message, Failure> {
+    pub(super) fn next_of_any_kind(&mut self) -> Result<Message, Failure> {
         loop {
             if let Some(message) = self.take_message()? {
                 return Ok(message);
             }
-            // If a server never stops sending, no read has to wait, so none would notice the deadline.
-            if Moment::now() >= deadline {
-                return Err(self.late());
-            }
-            self.read_more(deadline).map_err(|failure| match failure {
-                Failure::Silent => self.late(),
+            self.read_more().map_err(|failure| match failure {
+                Failure::Silent if self.has_spoken => Failure::Slow,
                 failure => failure,
             })?;
         }
-    }
-
-    /// Returns the failure of a request that was not answered in time.
-    fn late(&self) -> Failure {
-        if self.has_spoken { Failure::Slow } else { Failure::Silent }
     }
 
     /// Returns the next message, if all of it has been read.
@@ -279,9 +269,8 @@ impl Connection {
         self.received
     }
 
-    /// Reads what has arrived, or waits for more.
-    fn read_more(&mut self, deadline: Moment) -> Result<(), Failure> {
-        self.stream.set_deadline(deadline);
+    /// Reads what has arrived, or waits for more until the stream's deadline.
+    fn read_more(&mut self) -> Result<(), Failure> {
         let mut part = [0; 8192];
         match self.stream.read(&mut part) {
             Ok(0) => Err(Failure::Closed),
@@ -308,6 +297,7 @@ impl Connection {
 
     fn read_notifications(&mut self) -> Result<(), Failure> {
         (self.received, self.listing_left) = (0, None);
+        self.stream.set_deadline(NO_WAIT);
         loop {
             while let Some(message) = self.take_message()? {
                 match message {
@@ -317,8 +307,7 @@ impl Connection {
                     _ => return Err(Failure::UnexpectedReply("an answer to nothing")),
                 }
             }
-            // A deadline in the past: reads only what has already arrived.
-            match self.read_more(Moment::from_boot(Duration::ZERO)) {
+            match self.read_more() {
                 Err(Failure::Silent) => return Ok(()),
                 read => read?,
             }
@@ -371,6 +360,7 @@ fn read_row(row: &DataRowBody) -> Result<Row, Failure> {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::time::Duration;
 
     use nix::poll::PollFlags;
 
@@ -417,6 +407,27 @@ mod tests {
     fn notifications_that_are_no_text_are_ignored() {
         let sent = [notification(b"c", b"\xff"), notification(b"\xff", b"x"), notification(b"c", b"look 7")].concat();
         assert_eq!(hear(&sent).expect("nothing is wrong"), ["look 7"]);
+    }
+
+    #[test]
+    fn an_answer_that_arrived_by_the_deadline_counts() {
+        let (mut connection, mut server) = connect();
+        connection.send(b"", Moment::now()).expect("nothing is to be sent");
+        server.write_all(&message(b'1', b"")).expect("it is taken");
+        await_ready(&connection, PollFlags::POLLIN, Moment::now() + Duration::from_mins(1)).expect("it arrives");
+        assert!(matches!(connection.next(), Ok(Message::ParseComplete)));
+        assert!(matches!(connection.next(), Err(Failure::Slow)));
+    }
+
+    #[test]
+    fn a_server_that_never_stops_sending_does_not_outlast_the_deadline() {
+        let (mut connection, mut server) = connect();
+        connection.send(b"", Moment::now()).expect("nothing is to be sent");
+        let notice = message(b'N', b"SNOTICE\0\0").repeat(100);
+        let sender = std::thread::spawn(move || while server.write_all(&notice).is_ok() {});
+        assert!(matches!(connection.next(), Err(Failure::Slow | Failure::Silent)));
+        drop(connection);
+        sender.join().expect("it has ended");
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Login<'_> {
         self.introduce(&mut connection)?;
         let mut says_primary = false;
         loop {
-            match connection.next_of_any_kind(self.deadline)? {
+            match connection.next_of_any_kind()? {
                 Message::ParameterStatus(body) => {
                     if body.name().is_ok_and(|name| name == "in_hot_standby") {
                         says_primary = body.value().is_ok_and(|value| value == "off");
@@ -147,7 +147,7 @@ impl Login<'_> {
         let mut buffer = BytesMut::new();
         frontend::startup_message(parameters, &mut buffer).map_err(|error| Failure::of_stream(&error))?;
         connection.send(&buffer, self.deadline)?;
-        let asked = connection.next(self.deadline)?;
+        let asked = connection.next()?;
         let is_bound = matches!(asked, Message::AuthenticationSasl(_) | Message::ErrorResponse(_));
         if self.server.binding == Binding::Required && !is_bound {
             let why = "does not offer an authentication that is bound to the TLS connection, which channel_binding=require wants";
@@ -212,7 +212,7 @@ impl Login<'_> {
         let mut buffer = BytesMut::new();
         frontend::sasl_initial_response(mechanism, scram.message(), &mut buffer).map_err(|_| strange())?;
         connection.send(&buffer, self.deadline)?;
-        match connection.next(self.deadline)? {
+        match connection.next()? {
             Message::AuthenticationSaslContinue(body) if rounds(body.data()) <= ROUNDS_MAX => {
                 scram.update(body.data()).map_err(|_| strange())?;
             }
@@ -229,7 +229,7 @@ impl Login<'_> {
         let mut buffer = BytesMut::new();
         frontend::sasl_response(scram.message(), &mut buffer).map_err(|_| strange())?;
         connection.send(&buffer, self.deadline)?;
-        match connection.next(self.deadline)? {
+        match connection.next()? {
             Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
                 let why = "does not know the password itself: it is not the server that it claims to be";
                 Failure::NotAdmitted(why.to_owned())
@@ -265,7 +265,7 @@ impl Login<'_> {
     }
 
     fn expect_welcome(&self, connection: &mut Connection) -> Result<(), Failure> {
-        match connection.next(self.deadline)? {
+        match connection.next()? {
             Message::AuthenticationOk => Ok(()),
             Message::ErrorResponse(body) => Err(self.rejected(connection, Refusal::read(body.fields()))),
             _ => Err(Failure::UnexpectedReply("its authentication does not end")),
