@@ -236,6 +236,11 @@ impl PostgresStore {
             }
             Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
+                // The next attempt finds what others have created. Otherwise this says what is in the way.
+                Err(Failure::Refused(refusal)) if refusal.is_of_existing() => {
+                    attempt.connect_by = attempt.answer_by;
+                    return Ok(Failure::Refused(refusal));
+                }
                 created => created?,
             },
             _ => return Err(failure),
@@ -312,8 +317,6 @@ impl PostgresStore {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.is_busy() => Err(Failure::CreationBlocked(refusal)),
             Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
-            // The next attempt finds them.
-            Err(Failure::Refused(refusal)) if refusal.is_of_existing() => Ok(()),
             Err(failure) => Err(failure),
         }
     }
