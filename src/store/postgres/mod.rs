@@ -204,6 +204,7 @@ fn on(key: &Key) -> Subject<'_> {
         answer_by: None,
         may_be_new: false,
         may_be_done: false,
+        may_count_connections: true,
         notices: Notices::Sent,
     }
 }

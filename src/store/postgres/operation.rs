@@ -48,6 +48,8 @@ pub(super) struct Subject<'a> {
     /// Whether an earlier attempt may have been committed without waiting for the disk and the standbys: this one waits for both, even if
     /// nothing is left to write.
     pub(super) may_be_done: bool,
+    /// Whether a new waiter asks how many connections are unused. Not after an attempt that found that the role lacks the right to.
+    pub(super) may_count_connections: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
 }
@@ -177,7 +179,7 @@ impl PostgresStore {
             let mut found = match self.first_trip(subject, &attempt) {
                 Ok(found) => found,
                 Err(failure) => {
-                    last = self.after_first_trip(failure, subject, &mut attempt)?;
+                    last = self.after_first_trip(failure, &mut subject, &mut attempt)?;
                     continue;
                 }
             };
@@ -224,7 +226,7 @@ impl PostgresStore {
     fn after_first_trip(
         &mut self,
         failure: Failure,
-        subject: Subject<'_>,
+        subject: &mut Subject<'_>,
         attempt: &mut Attempt,
     ) -> Result<Failure, Failure> {
         match &failure {
@@ -233,6 +235,12 @@ impl PostgresStore {
                 if attempt.lock == RowLock::Created && subject.can_join_unlocked() && refusal.is_busy() =>
             {
                 attempt.lock = RowLock::None;
+            }
+            // A right to count them, or one that the next attempt lacks, too.
+            Failure::Refused(refusal)
+                if subject.is_new_waiter() && subject.may_count_connections && refusal.lacks_rights() =>
+            {
+                subject.may_count_connections = false;
             }
             Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}

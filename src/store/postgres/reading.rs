@@ -34,21 +34,22 @@ pub(super) const ROW_WAIT: Duration = Duration::from_secs(10);
 /// a crash is part of that time. Waiters that died meanwhile keep the others waiting for at most this long.
 const RETURN_MS: u64 = 5000;
 
-/// A waiter that finds fewer unused connections than this waits without one, so that there are some for those who hold the lock, and for the
-/// short visits of those that wait so.
+/// A waiter that finds fewer unused connections than this, and than a quarter of the limit, waits without one, so that there are some for
+/// those who hold the lock, and for the short visits of those that wait so.
 const CONNECTIONS_LEFT: u32 = 5;
 
-/// Returns the expression for whether fewer connections than [`CONNECTIONS_LEFT`] are unused, of those that the server, the database and the
-/// role allow. A server older than PostgreSQL 16 has no `reserved_connections`.
+/// Returns the query for whether so few connections are unused, of those that the server, the database or the role allows. A server older
+/// than PostgreSQL 16 has no `reserved_connections`.
 fn is_crowded() -> String {
     format!(
-        "(SELECT least(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint \
-           - coalesce(current_setting('reserved_connections', true), '0')::bigint - count(*), \
-          min(CASE WHEN d.datconnlimit >= 0 THEN d.datconnlimit END) - count(*) FILTER (WHERE s.datid = d.oid), \
-          min(CASE WHEN r.rolconnlimit >= 0 THEN r.rolconnlimit END) - count(*) FILTER (WHERE s.usesysid = r.oid)) \
-          < {CONNECTIONS_LEFT} \
-          FROM pg_stat_get_activity(NULL) AS s, pg_database AS d, pg_roles AS r \
-          WHERE s.datid <> 0 AND d.datname = current_database() AND r.rolname = session_user)"
+        "WITH used AS (SELECT datid, usesysid FROM pg_stat_get_activity(NULL) WHERE datid <> 0), limits AS (\
+          SELECT current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint \
+           - coalesce(current_setting('reserved_connections', true), '0')::bigint AS most, (SELECT count(*) FROM used) AS used \
+          UNION ALL SELECT datconnlimit, (SELECT count(*) FROM used WHERE datid = oid) \
+           FROM pg_database WHERE datname = current_database() AND datconnlimit >= 0 \
+          UNION ALL SELECT rolconnlimit, (SELECT count(*) FROM used WHERE usesysid = oid) \
+           FROM pg_roles WHERE rolname = session_user AND rolconnlimit >= 0) \
+         SELECT bool_or(most - used < {CONNECTIONS_LEFT} AND (most - used) * 4 < most) FROM limits"
     )
 }
 
@@ -133,6 +134,11 @@ impl Found {
             None => Duration::MAX,
         };
         let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, lock_wait);
+        // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked: it may take a while.
+        let asks_if_crowded = subject.is_new_waiter() && subject.may_count_connections;
+        if asks_if_crowded {
+            batch.add(&is_crowded(), &[]);
+        }
         if lock == RowLock::Created {
             // This waits for another transaction that is creating the row.
             let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
@@ -141,13 +147,11 @@ impl Found {
         let for_update = if lock == RowLock::None { "" } else { " FOR UPDATE" };
         batch.add(&format!("SELECT state, key FROM {locks} WHERE key = $1{for_update}"), &[key]);
         let waiters = Waiters::of(tables, subject, 0, FIRST_WAITERS);
-        // Only a new waiter asks: with each waiter that comes, there is one connection less.
-        let crowded = if subject.is_new_waiter() { is_crowded() } else { "false".to_owned() };
         // A separate statement, so that the clock and the waiters are read after the row is locked.
         batch.add(
             &format!(
                 "SELECT now.ms, pg_backend_pid(), (SELECT max(version) FROM {version}), \
-                 has_function_privilege({FLUSH_OID}::oid, 'EXECUTE'), {crowded}, its.* \
+                 has_function_privilege({FLUSH_OID}::oid, 'EXECUTE'), its.* \
                  FROM {NOW} LEFT JOIN ({}) AS its ON true ORDER BY its.place",
                 waiters.query
             ),
@@ -156,14 +160,17 @@ impl Found {
         let counts = Unread::count(tables, subject, 0, FIRST_WAITERS, &mut batch);
         let answers = &mut connection.run(&batch, answer_by)?[..];
         let waiting_unread = counts.read(answers);
-        let Some([locked, found, ..]) = answers.get_mut(usize::from(lock == RowLock::Created)..) else {
+        let is_crowded = asks_if_crowded
+            && answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()).is_some_and(|it| it == "t");
+        let before = usize::from(asks_if_crowded) + usize::from(lock == RowLock::Created);
+        let Some([locked, found, ..]) = answers.get_mut(before..) else {
             return Err(INCOMPLETE);
         };
         if !connection.is_in_transaction() {
             return Err(Failure::Unwritten);
         }
         let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
-        let [Some(now_ms), Some(process), version, may_flush, crowded] = facts else { return Err(INCOMPLETE) };
+        let [Some(now_ms), Some(process), version, may_flush] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
         let row = locked.rows.pop().ok_or(Failure::RowDeleted)?;
         let [Some(record), Some(stored_key)] = <[_; 2]>::try_from(row).map_err(|_| INCOMPLETE)? else {
@@ -179,7 +186,7 @@ impl Found {
         let has_pooler = process.parse() != Ok(connection.process);
         let waits_by = match has_pooler {
             true => WaitsBy::Polling,
-            false if visits || crowded.as_deref() == Some("t") => WaitsBy::Visiting,
+            false if visits || is_crowded => WaitsBy::Visiting,
             false => WaitsBy::Listening,
         };
         let others = queue.iter().filter(|row| row.waiter.grant.is_none()).count();

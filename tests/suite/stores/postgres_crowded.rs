@@ -40,6 +40,53 @@ fn waiters_leave_connections_to_others() {
     }
 }
 
+/// Returns how many waiters listen in a session of their own, and how many wait otherwise.
+fn waiters(postgres: &Postgres) -> (u64, u64) {
+    let count = |what: &str| postgres.count(&format!("SELECT count(*) FROM lockrun.waiters WHERE session IS {what}"));
+    (count("NOT NULL"), count("NULL"))
+}
+
+// "A waiter that finds few connections unused waits without one": where few are allowed, few means a quarter of them.
+#[test]
+fn a_small_limit_leaves_room_for_waiters() {
+    let postgres = Postgres::start();
+    postgres.ask("CREATE ROLE app LOGIN CONNECTION LIMIT 5; GRANT CREATE ON DATABASE postgres TO app");
+    let url = postgres.url_as("app", "sslmode=disable");
+    let mut holder = Lockrun::at(&url).key("k").sh("echo ready; read line || :").with_open_input();
+    holder.run.wait_for_line("ready");
+    let mut runs = Vec::new();
+    for expected in [(1, 0), (2, 0), (2, 1)] {
+        let call = Lockrun::at(&url).key("k").args(["--wait", "--ttl", "10m"]).command(["echo", "ran"]);
+        runs.push(call.spawn());
+        eventually(LONG, "it waits", || waiters(&postgres) == expected);
+    }
+    holder.finish().exited(0).silent();
+    for run in runs {
+        run.wait().exited(0).printed("ran\n").silent();
+    }
+}
+
+// "Lockrun needs no rights but those on its tables": a role that may not see how many connections there are waits like any other.
+#[test]
+fn a_role_that_cannot_count_connections_waits() {
+    for right in [
+        "REVOKE EXECUTE ON FUNCTION pg_stat_get_activity(integer) FROM PUBLIC",
+        "REVOKE SELECT ON pg_database FROM PUBLIC",
+        "REVOKE SELECT ON pg_roles FROM PUBLIC",
+    ] {
+        let postgres = Postgres::start();
+        postgres.ask(&format!("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app; {right}"));
+        let url = postgres.url_as("app", "sslmode=disable");
+        let mut holder = Lockrun::at(&url).key("k").sh("echo ready; read line || :").with_open_input();
+        holder.run.wait_for_line("ready");
+        let call = Lockrun::at(&url).key("k").args(["--wait", "--ttl", "10m"]).command(["echo", "ran"]);
+        let run = call.spawn();
+        eventually(LONG, "it waits", || waiters(&postgres) == (1, 0));
+        holder.finish().exited(0).silent();
+        run.wait().exited(0).printed("ran\n").silent();
+    }
+}
+
 // A request that finds no connection left succeeds if one becomes free within the time-out.
 #[test]
 fn a_connection_becomes_free() {
