@@ -14,6 +14,7 @@ mod from_state;
 pub mod fuzz;
 mod listing_limit;
 mod postgres;
+mod record_limit;
 mod redis;
 mod url;
 

@@ -13,6 +13,7 @@ use super::waiting::{self, LOOKERS, ROWS_MAX, WAITER_TTL, WATCHERS, Wake};
 use crate::lock::claim::Mode;
 use crate::lock::state::{LockState, WaiterState};
 use crate::lock::token::Token;
+use crate::store::record_limit::{self, RecordTooLong};
 
 /// How many operations etcd accepts in a transaction by default.
 const OPERATIONS_MAX: usize = 128;
@@ -71,6 +72,8 @@ pub(super) struct Change {
     /// Whether the transaction also reads the lock as the change leaves it: the asking client holds it then, and will know it
     /// for its next operation.
     pub(super) reads_back: bool,
+    /// Why the change must not be made.
+    pub(super) refused: Option<RecordTooLong>,
 }
 
 /// The states before and after a change.
@@ -106,6 +109,7 @@ impl Draft<'_> {
             own_row: None,
             challenges: Vec::new(),
             reads_back: false,
+            refused: None,
         };
         if self.is_from_memory {
             let (names, found) = (&self.scope.names, self.found());
@@ -248,7 +252,9 @@ impl Draft<'_> {
         }
         let key = self.scope.names.state.clone();
         if *record != LockState::default() || self.forces_write {
-            change.operations.push(Operation::Put { key, value: json(record), lease: 0 });
+            let (value, stored) = (json(record), &self.found().stored);
+            change.refused = record_limit::check((stored, json(stored).len()), (record, value.len())).err();
+            change.operations.push(Operation::Put { key, value, lease: 0 });
             return;
         }
         change.operations.push(Operation::Delete(key));

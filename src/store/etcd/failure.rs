@@ -9,6 +9,7 @@ use super::api::{self, Refused};
 use super::http::Response;
 use super::url::Cluster;
 use crate::net::tls_error::certificate_alert;
+use crate::store::record_limit::RecordTooLong;
 use crate::store::{StoreError, Trouble, listing_limit};
 use crate::text::escape::escaped;
 use crate::text::shell;
@@ -44,6 +45,8 @@ pub(super) enum Failure {
     ListsTooMuch,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
+    /// The record of this lock would become too long.
+    RecordTooLong(RecordTooLong),
 }
 
 /// An error message of etcd.
@@ -254,6 +257,7 @@ impl Failure {
             ),
             Failure::Contended => anyhow!("others have changed the lock in {cluster} all the time; try again"),
             Failure::ListsTooMuch => listing_limit::exceeded(cluster),
+            Failure::RecordTooLong(refused) => refused.explain(cluster),
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {cluster} is {last}, and cannot grow any more; use another key")
             }

@@ -162,6 +162,9 @@ impl EtcdStore {
                 forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &state),
             };
             let change = draft.change(leases);
+            if let Some(refused) = change.refused {
+                return Err(Failure::RecordTooLong(refused));
+            }
             let waits =
                 subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
             if change.is_empty() {

@@ -16,11 +16,12 @@ use super::failure::Failure;
 use super::refusal::{Refusal, is_of_unconfirmed_commit};
 use crate::lock::token::Token;
 use crate::net::stream::{NO_WAIT, Stream};
+use crate::store::record_limit;
 use crate::sys::clock::Moment;
 
 /// The longest answer to a request that is read, in bytes, unless the request is a page of a listing. All that the server sends counts,
-/// such as notices. The longest ordinary one is the record of a thousand holders.
-const ANSWER_MAX: usize = 4 << 20;
+/// such as notices. The longest is a record with a hundred waiters, of at most some kilobytes each.
+const ANSWER_MAX: usize = record_limit::BYTES + (1 << 20);
 
 /// An open connection.
 pub(super) struct Connection {

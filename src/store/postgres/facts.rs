@@ -23,6 +23,9 @@ const WATCHERS: usize = 4;
 /// A waiter that is this late counts as dead, unless a session shows that it lives. A waiter whose server is away gives up earlier.
 pub(super) const GONE: Duration = Duration::from_secs(75);
 
+/// How many waiters may have an unclaimed grant: each operation reads all of these.
+const GRANTS_MAX: usize = 100;
+
 /// A row of the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Queued {
@@ -205,6 +208,10 @@ impl Facts for TableFacts<'_> {
             Notices::NotSent if listens => millis(UNNOTIFIED_CLAIM_WINDOW),
             Notices::NotSent | Notices::Sent => CLAIM_WINDOW_MS,
         }
+    }
+
+    fn grants_max(&self) -> usize {
+        GRANTS_MAX
     }
 
     fn presence(&self, waiter: &WaiterState) -> Presence {

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use super::refusal::Refusal;
 use super::url::Server;
 use crate::net::tls_error::certificate_alert;
+use crate::store::record_limit::RecordTooLong;
 use crate::store::{StoreError, Trouble, listing_limit};
 use crate::text::escape::escaped;
 
@@ -66,6 +67,8 @@ pub(super) enum Failure {
     TooLate,
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
+    /// The record of this lock would become too long.
+    RecordTooLong(RecordTooLong),
     /// The tables are those of a later version of lockrun.
     NewerTables(i64),
     /// The table of this name is another program's.
@@ -140,7 +143,7 @@ impl Failure {
 
     /// Returns whether an operation that failed so may have been committed.
     pub(super) fn leaves_outcome_open(&self) -> bool {
-        self.is_out_of_step() && !matches!(self, Failure::RowBusy)
+        self.is_out_of_step() && !matches!(self, Failure::RowBusy | Failure::RecordTooLong(_))
     }
 
     /// Returns whether the same request may be answered a little later.
@@ -174,6 +177,7 @@ impl Failure {
             | Failure::NoTables
             | Failure::Revoked
             | Failure::FenceEnds(_)
+            | Failure::RecordTooLong(_)
             | Failure::NewerTables(_)
             | Failure::ForeignTable(_) => Trouble::Permanent,
         }
@@ -245,6 +249,7 @@ impl Failure {
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
             }
+            Failure::RecordTooLong(refused) => refused.explain(server),
             Failure::NoTables => anyhow!(
                 "{server} has no tables for locks in the schema {:?}, and the user {:?} may not create them; \
                  lockrun doctor --schema prints what the database's owner has to run",

@@ -290,9 +290,11 @@ impl PostgresStore {
     ) -> Result<Option<(Look, u64)>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
         let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
-        if attempt.lock == RowLock::None && !second.only_joins {
+        let refused = second.refused.map(Failure::RecordTooLong);
+        let refused = refused.or((attempt.lock == RowLock::None && !second.only_joins).then_some(Failure::RowBusy));
+        if let Some(refused) = refused {
             connection.roll_back(attempt.answer_by)?;
-            return Err(Failure::RowBusy);
+            return Err(refused);
         }
         let answered = connection.run(&second.batch, attempt.answer_by);
         if answered.is_ok() {

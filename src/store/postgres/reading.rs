@@ -96,7 +96,7 @@ pub(super) struct Found {
     /// The record as it is stored.
     pub(super) record: String,
     /// The state in it, without waiters.
-    state: LockState,
+    pub(super) state: LockState,
     /// When this was read, in milliseconds of Unix time by the server's clock.
     pub(super) now_ms: u64,
     /// How the waiter that asks waits, if it does.

@@ -13,6 +13,7 @@ use super::schema::Tables;
 use super::waiting::{Look, beat_in};
 use crate::lock::state::{Applied, LockState, WaiterState, millis};
 use crate::lock::token::Token;
+use crate::store::record_limit::{self, RecordTooLong};
 
 /// The second round trip.
 pub(super) struct SecondTrip<'a> {
@@ -37,6 +38,8 @@ pub(super) struct SecondTrip<'a> {
     pub(super) listens_for: Option<Token>,
     /// Whether the session stops listening for its previous token.
     pub(super) ends_listening: bool,
+    /// Why none of this must be carried out.
+    pub(super) refused: Option<RecordTooLong>,
 }
 
 /// What the answers must say: another user's rule or trigger may have discarded a write.
@@ -135,6 +138,7 @@ impl<'a> SecondTrip<'a> {
             place: PlaceSource::Known(at.unwrap_or(0) as u64),
             listens_for: look.filter(|_| !polls).and(subject.asking).cloned(),
             ends_listening: false,
+            refused: None,
         };
         trip.write_record(state);
         trip.write_queue(state);
@@ -170,6 +174,8 @@ impl<'a> SecondTrip<'a> {
         if record == self.found.record {
             return;
         }
+        let before = (&self.found.state, self.found.record.len());
+        self.refused = record_limit::check(before, (&state, record.len())).err();
         // The lock is then as if it had never been used.
         if state == LockState::default() {
             self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);

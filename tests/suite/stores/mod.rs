@@ -18,6 +18,7 @@ mod foreign_descriptors;
 mod group;
 mod group_directory;
 mod group_planted;
+mod long_records;
 mod nonsense;
 mod postgres_crowded;
 mod postgres_faults;
