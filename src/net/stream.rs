@@ -247,7 +247,10 @@ mod tests {
     fn what_has_arrived_by_the_deadline_counts() {
         let (mut socket, mut theirs) = pair(Moment::now());
         theirs.write_all(&[7; 32]).expect("is sent");
-        assert_eq!((socket.read(&mut [0; 16]).expect("is there"), socket.read(&mut [0; 99]).expect("is there")), (16, 16));
+        assert_eq!(
+            (socket.read(&mut [0; 16]).expect("is there"), socket.read(&mut [0; 99]).expect("is there")),
+            (16, 16)
+        );
         let none = socket.read(&mut [0; 16]).expect_err("nothing more");
         assert_eq!(none.kind(), io::ErrorKind::TimedOut);
     }
