@@ -129,14 +129,14 @@ struct Setting {
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     match user_place(environment)? {
-        Some(Place::Xdg(path)) => files.extend(open(&path, Absent::NotFound)?),
+        Some(Place::Xdg(path)) => files.extend(open(&path, Path::new("/"), Absent::NotFound)?),
         Some(Place::Home(home, path)) => files.extend(
-            open(&path, Absent::NotFoundOrNoDirectory)
+            open(&path, &home, Absent::NotFoundOrNoDirectory)
                 .or_else(|error| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(error) })?,
         ),
         None => {}
     }
-    files.extend(open(Path::new(SYSTEM), Absent::NotFoundOrNoDirectory)?);
+    files.extend(open(Path::new(SYSTEM), Path::new("/"), Absent::NotFoundOrNoDirectory)?);
     Ok(files)
 }
 
@@ -173,12 +173,13 @@ enum Absent {
     NotFoundOrNoDirectory,
 }
 
-/// Reads a file, if it exists. A symbolic link on its path that leads nowhere is an error: the file is meant to be there.
-fn open(path: &Path, absent: Absent) -> Result<Option<File>> {
+/// Reads a file, if it exists. A symbolic link on its path, below the directory `base`, that leads nowhere is an error: the file is meant to
+/// be there.
+fn open(path: &Path, base: &Path, absent: Absent) -> Result<Option<File>> {
     let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
     match read {
         Ok((text, mode)) => Ok(Some(File::parse(path.as_os_str(), &text, mode)?)),
-        Err(error) if error.kind() == ErrorKind::NotFound => match dangling_link(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => match dangling_link(path, base) {
             None => Ok(None),
             Some(link) => {
                 let why = format!("the symbolic link {} leads nowhere", escaped(&link.to_string_lossy()));
@@ -196,9 +197,10 @@ fn open(path: &Path, absent: Absent) -> Result<Option<File>> {
     }
 }
 
-/// Returns the symbolic link on a path to nothing that leads nowhere, if there is one.
-fn dangling_link(path: &Path) -> Option<&Path> {
-    let deepest = path.ancestors().find(|above| above.symlink_metadata().is_ok())?;
+/// Returns the symbolic link below `base`, on a path to nothing, that leads nowhere, if there is one.
+fn dangling_link<'a>(path: &'a Path, base: &Path) -> Option<&'a Path> {
+    let below = path.ancestors().take_while(|above| *above != base);
+    let deepest = { below }.find(|above| above.symlink_metadata().is_ok())?;
     deepest.metadata().is_err().then_some(deepest)
 }
 

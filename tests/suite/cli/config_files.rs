@@ -94,6 +94,14 @@ fn the_users_file_is_found() {
     call().env("XDG_CONFIG_HOME", "/nonexistent").run().exited(64).said("no command");
     call().env("HOME", "").run().exited(64).said("no command");
     call().env("HOME", ".").run().exited(64).said("no command");
+    // A HOME that is not there is no error, even as a link; a link below it is meant to lead to the file.
+    let link = home.path().join("link");
+    std::os::unix::fs::symlink("nowhere", &link).expect("a link");
+    call().env("HOME", &link).run().exited(64).said("no command");
+    call().env("HOME", link.join("below")).run().exited(64).said("no command");
+    fs::rename(home.path().join(".config"), home.path().join("moved")).expect("our own");
+    std::os::unix::fs::symlink("nowhere", home.path().join(".config")).expect("a link");
+    call().run().exited(64).said("/.config leads nowhere");
 }
 
 // "An unreadable configuration is an error, never another store": `XDG_CONFIG_HOME` is set on purpose, so what cannot be read below it is
