@@ -16,7 +16,7 @@ use super::tls_error::{explained, in_words};
 use super::verifier::NamelessVerifier;
 use crate::sys::input;
 use crate::sys::trust::{check_directory, is_refusal};
-use crate::text::escape::{escaped_path, without_user};
+use crate::text::escape::typed_path;
 
 /// What a server's certificate must prove, besides that the server has its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ fn check_variables() -> io::Result<()> {
     let named = |variable| env::var_os(variable).filter(|value| !value.is_empty()).unwrap_or_default();
     let (file, directories) = (PathBuf::from(named("SSL_CERT_FILE")), named("SSL_CERT_DIR"));
     // Another error shows when the authorities are read.
-    if let Err(error) = input::read_trusted_file_or_pipe(&file)
+    if let Err(error) = input::check_trusted(&file)
         && is_refusal(&error)
     {
         return Err(bad_file(&file, &error));
@@ -208,7 +208,7 @@ fn why_no_key(file: &[u8], error: &pem::Error) -> &'static str {
 }
 
 fn bad_file(path: &Path, why: &dyn std::fmt::Display) -> io::Error {
-    io::Error::other(format!("{}: {why}", without_user(&escaped_path(path))))
+    io::Error::other(format!("{}: {why}", typed_path(path)))
 }
 
 #[cfg(test)]

@@ -52,6 +52,13 @@ pub fn read_secret_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     read(&file, &metadata)
 }
 
+/// Fails as [`trust::check`] does if another user can write or replace the file or pipe at `path`, or with an error of the system. Does not
+/// open it for reading: a pipe can be read once only.
+pub fn check_trusted(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    trust::check(path, &file, &file.metadata()?)
+}
+
 /// Reads a regular file with passwords, which other users must not be able to read either. Fails as [`read_trusted_file`] does.
 pub fn read_password_file(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open_regular(path)?;
@@ -139,5 +146,23 @@ fn kind(kind: FileType) -> &'static str {
         "a socket"
     } else {
         "a device"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_is_checked_can_still_be_read() {
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        writer.write_all(b"all of it").expect("it has room");
+        drop(writer);
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        check_trusted(path.as_ref()).expect("the caller's");
+        assert_eq!(read_trusted_file_or_pipe(path.as_ref()).expect("nobody has read it"), b"all of it");
     }
 }

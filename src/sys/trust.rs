@@ -110,7 +110,8 @@ fn refuse(why: String) -> io::Result<()> {
     Err(refusal(why))
 }
 
-fn refusal(why: String) -> io::Error {
+/// Returns the error of a refusal, which [`is_refusal`] recognises.
+pub fn refusal(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
@@ -170,7 +171,13 @@ pub fn check_private(path: &Path, file: &File, metadata: &Metadata, privacy: Pri
         return Ok(());
     }
     let right = if may_share { "0640" } else { "0600" };
-    refuse(format!("it is not for its owner alone (mode {mode:03o}); chmod {right} {}", path_word(path)))
+    let mounted = match privacy {
+        Privacy::Owner => "",
+        Privacy::RootsGroup => {
+            "; for a mounted secret set defaultMode: 0400 (Kubernetes) or mode: 0400 (Docker), or pass it as key=/dev/fd/3"
+        }
+    };
+    refuse(format!("it is not for its owner alone (mode {mode:03o}); chmod {right} {}{mounted}", path_word(path)))
 }
 
 /// Returns what is wrong with a file's owner for the user `us`, if anything.

@@ -155,12 +155,11 @@ pub fn without_value(value: &str, message: &str) -> String {
 /// repeated.
 pub fn typed_path(path: &Path) -> String {
     let text = path.to_string_lossy();
-    let is_address = text.contains('=')
-        || text.contains('@') && text.contains(':')
-        || !text.starts_with('/') && text.contains([' ', '\n', ',', ':', ';', '@'])
+    let is_address = text.contains('@') && text.contains(':')
+        || !text.starts_with('/') && text.contains([' ', '\n', ',', ':', ';', '@', '='])
         || text.contains("://");
     if is_address {
-        "the file that it names, which is not shown, because its name may be a password".into()
+        "its file, which is not shown because its name may contain a password".into()
     } else {
         escaped(&text)
     }
@@ -246,6 +245,16 @@ mod tests {
         ] {
             let message = format!("{value:?} is no number: there is no unit {value:?}; write 5");
             assert_eq!(without_value(value, &message), "*** is no number: there is no unit ***; write 5");
+        }
+    }
+
+    #[test]
+    fn a_path_is_shown_unless_it_may_be_an_address() {
+        for path in ["/var/log/a=b", "/srv/12:30.log", "/etc/web@2.pem", "events.json", "./x"] {
+            assert_eq!(typed_path(path.as_ref()), path);
+        }
+        for path in ["u:s3cret", "//u:s3cret@h", "h,password=s3cret", "/x://s3cret", "redis-cli -a s3cret"] {
+            assert!(!typed_path(path.as_ref()).contains("s3cret"), "{path}");
         }
     }
 

@@ -149,6 +149,7 @@ fn a_key_that_others_can_read_is_refused() {
         mode(&key, open);
         scene.is_refused(&key, "it is not for its owner alone");
         scene.is_refused(&key, "chmod 0640 ");
+        scene.is_refused(&key, "; for a mounted secret set defaultMode: 0400 (Kubernetes) or mode: 0400 (Docker)");
     }
     for private in [0o600, 0o400, 0o640, 0o440] {
         mode(&key, private);
