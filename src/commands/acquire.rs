@@ -94,7 +94,8 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let is_alone = acquire::is_held_alone(&mut *store, &claim);
     if is_alone == Some(true) && !claim.mode.is_exclusive() && verbosity >= Verbosity::Normal {
         let key = escaped(claim.key.as_str());
-        report::say(&format!("lock \"{key}\" is held alone by this token, as before: to share it, release it first"));
+        let wish = if claim.mode == Mode::Shared { "to share it" } else { "for a slot" };
+        report::say(&format!("lock \"{key}\" is held alone by this token, as before: {wish}, release it first"));
     }
     let interrupted = signals.obey();
     let printed = if interrupted.is_none() { print(form, &claim, &grant, is_alone, &enclosing) } else { Ok(()) };

@@ -54,6 +54,8 @@ pub enum Event<'a> {
         held: &'a Held,
         /// Whether it shares the lock.
         shares: bool,
+        /// Whether this claim was to wait.
+        waits: bool,
     },
     /// The lock is held by enclosing runs.
     SelfDeadlock {
@@ -187,8 +189,8 @@ impl Event<'_> {
             Event::QueueFull { held, max } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_full(*max).into()), ..none }
             }
-            Event::HeldByToken { held, shares } => {
-                Fields { holder: Some(Other::of(held)), why: Some(why_held_by_token(*shares).into()), ..none }
+            Event::HeldByToken { held, shares, waits } => {
+                Fields { holder: Some(Other::of(held)), why: Some(why_held_by_token(*shares, *waits).into()), ..none }
             }
             Event::SelfDeadlock { held, slots } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }

@@ -195,7 +195,7 @@ mod tests {
             Event::Started { program: "x" },
             Event::Held { held: &held, patience: Some(span) },
             Event::QueueFull { held: &without_place, max: 1 },
-            Event::HeldByToken { held: &without_place, shares: true },
+            Event::HeldByToken { held: &without_place, shares: true, waits: true },
             Event::SelfDeadlock { held: &without_place, slots: None },
             Event::Skipped(&without_place),
             Event::Done { began: span },

@@ -26,7 +26,9 @@ impl Event<'_> {
             Event::Held { held, patience: Some(patience) } => {
                 format!("{}; {}", held_by(lock, held), why_gave_up(*patience))
             }
-            Event::HeldByToken { held, shares } => format!("{}; {}", held_by(lock, held), why_held_by_token(*shares)),
+            Event::HeldByToken { held, shares, waits } => {
+                format!("{}; {}", held_by(lock, held), why_held_by_token(*shares, *waits))
+            }
             Event::SelfDeadlock { held, slots } => {
                 let last = if slots.is_some() { "the last by " } else { "" };
                 format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
@@ -89,12 +91,11 @@ pub(super) fn why_done(began: Duration) -> String {
 }
 
 /// Returns why a claim under a token of the user's own got no lock that this token holds.
-pub(super) fn why_held_by_token(shares: bool) -> &'static str {
-    if shares {
-        "this token shares it already, and did not wait, because it would wait for itself: release it first, or ask with --shared"
-    } else {
-        "this token holds it already in another way, and did not wait, because it would wait for itself: release it first, or ask as before"
-    }
+pub(super) fn why_held_by_token(shares: bool, waits: bool) -> String {
+    let (how, ask) =
+        if shares { ("shares it already", "with --shared") } else { ("holds it already in another way", "as before") };
+    let waits = if waits { ", and did not wait, because it would wait for itself" } else { "" };
+    format!("this token {how}{waits}: release it first, or ask {ask}")
 }
 
 /// Returns why waiting for a lock with this many slots would never end.

@@ -62,7 +62,8 @@ pub fn acquire(
     if let Ok(Answer::Held(_) | Answer::NotQueued(_)) = answer
         && let Some((held, shares)) = held_by_its_token(store, claim)
     {
-        reporter.report(Event::HeldByToken { held: &held, shares });
+        let waits = matches!(on_held, OnHeld::Wait { .. });
+        reporter.report(Event::HeldByToken { held: &held, shares, waits });
         return Err(Outcome::Held(held_status));
     }
     match answer {

@@ -32,6 +32,8 @@ on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
         let refused = acquire(store, "again", &[&own[..], alone].concat()).run().exited(75).printed("");
         let refused = refused.said("is held by").said("this token shares it already");
         assert!(!refused.stderr().contains("for it already"), "nobody waits");
+        let is_to_wait = alone.contains(&"--wait");
+        assert_eq!(refused.stderr().contains("did not wait"), is_to_wait, "{alone:?}: {}", refused.stderr());
     }
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);
     assert!(would_get(store, "again", SHARED), "it is still shared");
@@ -42,10 +44,13 @@ on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
         (json["shared"].as_bool(), json["slot"].clone(), output.stderr())
     };
     assert_eq!(answer(&[]), (Some(false), Value::Null, String::new()));
-    for other in [SHARED, &["--slots", "2"]] {
+    for (other, wish) in [(SHARED, "to share it"), (&["--slots", "2"], "for a slot")] {
         let (is_shared, slot, said) = answer(other);
         assert_eq!((is_shared, slot), (Some(false), Value::Null), "{other:?}");
-        assert!(said.contains("is held alone by this token, as before"), "{other:?}: {said}");
+        assert!(
+            said.contains(&format!("is held alone by this token, as before: {wish}, release it first")),
+            "{other:?}: {said}"
+        );
     }
     assert!(!would_get(store, "again", SHARED), "it is held alone");
     release(store, "again", "mine").exited(0);
