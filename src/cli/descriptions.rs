@@ -256,8 +256,9 @@ const ALL: [Description; 41] = [
             "Append events to FILE, one JSON object per line: waiting, acquired, started, held, skipped, lost, killed, \
              finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
              command, and its own details.\n\n\
-             Many runs can share FILE, which is created with mode 0600. If it cannot be written, or not at once, lockrun warns \
-             once and the run continues.",
+             Many runs can share FILE, which is created with mode 0600. If another user could have chosen the file, the run is \
+             refused (status 64). If it cannot be opened or written, or not at once, lockrun warns once and the run \
+             continues.",
         )
         .hint(ValueHint::FilePath),
     switch(name::VERBOSE, OUTPUT, "Print events on stderr: waiting, acquired, started, finished, released ..."),

@@ -11,6 +11,7 @@ use crate::lock::claim::Mode;
 use crate::lock::key::Key;
 use crate::lock::lease::Terms;
 use crate::report::Verbosity;
+use crate::report::event_log::EventFile;
 use crate::run::outcome::HELD;
 use crate::run::sequence::Sequence;
 use crate::store::Address;
@@ -53,7 +54,7 @@ pub struct Plan {
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
     /// The file to which events are appended.
-    pub events: Option<PathBuf>,
+    pub events: Option<EventFile>,
     /// How much is printed.
     pub verbosity: Verbosity,
 }
@@ -117,7 +118,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
             })?
             .unwrap_or(Descendants::Leave),
         argv,
-        events: settings.value(name::EVENTS, event_file)?,
+        events: settings.value_and_source(name::EVENTS, event_file)?.map(|(path, source)| EventFile { path, source }),
         verbosity: settings.verbosity()?,
     })
 }

@@ -81,9 +81,18 @@ impl<'a> Settings<'a> {
 
     /// Returns the value of an option from the first layer that sets it, parsed by `read`, whose error says what is wrong.
     pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, UsageError> {
+        Ok(self.value_and_source(name, read)?.map(|(value, _)| value))
+    }
+
+    /// Does the same, and returns also how that layer spells the option, for messages.
+    pub fn value_and_source<T>(
+        &self,
+        name: &str,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<(T, String)>, UsageError> {
         for layer in &self.layers {
             if let Some(value) = read_from(layer.as_ref(), name, &read)? {
-                return Ok(Some(value));
+                return Ok(Some((value, layer.spell(name))));
             }
         }
         Ok(None)

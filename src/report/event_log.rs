@@ -4,7 +4,7 @@
 //! user could have chosen is refused before that.
 
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
@@ -17,13 +17,21 @@ use crate::lock::holder::Holder;
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::report;
 use crate::sys::clock::Moment;
-use crate::sys::trust::is_refusal;
 use crate::text::escape::{json_for_terminals, typed_path};
+
+/// The file that the user has named for events.
+#[derive(Clone, Debug)]
+pub struct EventFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Where the user has named it, for messages: `--events`, a variable, or a line of a configuration file.
+    pub source: String,
+}
 
 /// A file to which the events of a run are appended.
 #[derive(Debug)]
 pub struct EventLog {
-    path: PathBuf,
+    file: EventFile,
     /// `None` after the end, or if its thread could not be started.
     line_writer: Option<LineWriter>,
     run: Holder,
@@ -53,16 +61,14 @@ struct Line<'a> {
 }
 
 impl EventLog {
-    /// Opens the event log of `run` in the file at `path`, which is created if it does not exist. The signals must be blocked. Fails,
-    /// with a message for the user, if a second user could have chosen the file.
-    pub fn open(path: &Path, run: Holder) -> Result<Self, String> {
-        let (line_writer, error) = match LineWriter::new(path.to_owned()) {
+    /// Starts to open the event log of `run` in this file, which is created if it does not exist. The signals must be blocked.
+    pub fn open(file: &EventFile, run: Holder) -> Self {
+        let (line_writer, error) = match LineWriter::new(file.path.clone()) {
             Ok(line_writer) => (Some(line_writer), None),
-            Err(why) if is_refusal(&why) => return Err(format!("cannot append events to {}: {why}", typed_path(path))),
             Err(error) => (None, Some(error)),
         };
         let event_log = EventLog {
-            path: path.to_owned(),
+            file: file.clone(),
             line_writer,
             run,
             acquisition: OnceLock::new(),
@@ -72,7 +78,15 @@ impl EventLog {
         if let Some(error) = error {
             event_log.warn(&error);
         }
-        Ok(event_log)
+        event_log
+    }
+
+    /// Waits briefly for the file to be opened. Fails, with a message for the user, if a second user could have chosen it.
+    pub fn check(&self) -> Result<(), String> {
+        let Some(why) = self.line_writer.as_ref().and_then(LineWriter::refusal) else { return Ok(()) };
+        // The error says it.
+        self.has_warned.store(true, Ordering::Relaxed);
+        Err(format!("{}: cannot append events to {}: {why}", self.file.source, typed_path(&self.file.path)))
     }
 
     /// Queues an event of the lock `key`. Does not wait until it is written.
@@ -140,7 +154,10 @@ impl EventLog {
             None if error.kind() == ErrorKind::TimedOut => "a write takes too long".into(),
             _ => error.to_string(),
         };
-        report::say(&format!("warning: cannot write events to {}: {why}; the run continues", typed_path(&self.path)));
+        report::say(&format!(
+            "warning: cannot write events to {}: {why}; the run continues",
+            typed_path(&self.file.path)
+        ));
     }
 }
 
@@ -174,7 +191,7 @@ mod tests {
     /// Returns a log without a file, of a run that has a slot and has started COMMAND.
     fn event_log(run: &Holder) -> EventLog {
         EventLog {
-            path: "/nonexistent".into(),
+            file: EventFile { path: "/nonexistent".into(), source: "--events".into() },
             line_writer: None,
             run: run.clone(),
             acquisition: OnceLock::from(Acquisition { at: Moment::now(), fence: 1, slot: Some(0) }),

@@ -31,19 +31,20 @@ pub struct LineWriter {
     /// Closed when the thread ends.
     end: Mutex<Receiver<()>>,
     failure: Arc<OnceLock<io::Error>>,
+    /// Gets one message when the file has been opened or not: why it was refused, if it was.
+    check: Mutex<Receiver<Option<String>>>,
 }
 
 impl LineWriter {
-    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread cannot be
-    /// started, or, as [`crate::sys::trust::is_refusal`] recognises, if a second user could have chosen the file. Waits for the latter no
-    /// longer than [`OPEN_WAIT`]; a file that takes longer to open is checked all the same.
+    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread cannot be started.
+    /// Does not wait for the file to be opened.
     ///
     /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a
     /// fork(2) could need, except the allocator's, which the C library handles.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let (lines, to_write) = channel::<String>();
         let (ends, end) = channel();
-        let (tells, told) = channel();
+        let (tells, check) = channel();
         let failure = Arc::new(OnceLock::new());
         let failed = Arc::clone(&failure);
         let write = move || {
@@ -59,10 +60,14 @@ impl LineWriter {
             }
         };
         thread::Builder::new().name("events".into()).stack_size(STACK).spawn(write)?;
-        if let Ok(Some(why)) = told.recv_timeout(OPEN_WAIT) {
-            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
-        }
-        Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure })
+        Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure, check: Mutex::new(check) })
+    }
+
+    /// Returns why the file was refused, if a second user could have chosen it. Waits no longer than [`OPEN_WAIT`]: a file that takes longer
+    /// to open is refused all the same, which [`LineWriter::failure`] then returns.
+    pub fn refusal(&self) -> Option<String> {
+        let check = self.check.lock().unwrap_or_else(PoisonError::into_inner);
+        check.recv_timeout(OPEN_WAIT).ok().flatten()
     }
 
     /// Queues a line, which is normally written at once. Never blocks.

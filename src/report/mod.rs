@@ -3,10 +3,10 @@
 //! Standard output belongs to COMMAND.
 
 pub mod event;
+pub mod event_log;
 pub mod message;
 pub mod reporter;
 
-mod event_log;
 mod line_writer;
 
 use std::fmt::Write as _;

@@ -1,9 +1,7 @@
 //! Reports the events of a run: as messages on standard error, depending on the verbosity, and to the event log.
 
-use std::path::Path;
-
 use super::event::Event;
-use super::event_log::EventLog;
+use super::event_log::{EventFile, EventLog};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::milestones::Milestones;
@@ -24,10 +22,14 @@ impl Reporter {
         Reporter { key, verbosity, event_log: None }
     }
 
-    /// Adds the event log of `run`, in the file at `path` if one is given. Fails as [`EventLog::open`] does.
-    pub fn with_event_log(self, path: Option<&Path>, run: &Holder) -> Result<Self, String> {
-        let event_log = path.map(|path| EventLog::open(path, run.clone())).transpose()?;
-        Ok(Reporter { event_log, ..self })
+    /// Adds the event log of `run`, in this file if one is given, as [`EventLog::open`] does.
+    pub fn with_event_log(self, file: Option<&EventFile>, run: &Holder) -> Self {
+        Reporter { event_log: file.map(|file| EventLog::open(file, run.clone())), ..self }
+    }
+
+    /// Fails as [`EventLog::check`] does.
+    pub fn check_event_log(&self) -> Result<(), String> {
+        self.event_log.as_ref().map_or(Ok(()), EventLog::check)
     }
 
     /// Continues the report of a run that another process has reported until now, and that has come this far.

@@ -102,29 +102,23 @@ impl<'a> Run<'a> {
     /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports. Fails if the event log
     /// cannot be trusted.
     fn new(plan: &'a Plan, claim: Claim) -> Result<Self, UsageError> {
-        let reporter = Self::printing(plan).with_event_log(plan.events.as_deref(), &claim.holder)?;
-        Ok(Self::reporting_to(reporter, plan, claim))
+        let run = Self::reporting(plan, claim);
+        run.reporter.check_event_log()?;
+        Ok(run)
     }
 
-    fn reporting_to(reporter: Reporter, plan: &'a Plan, claim: Claim) -> Self {
-        Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter: Arc::new(reporter) }
+    fn reporting(plan: &'a Plan, claim: Claim) -> Self {
+        let reporter = Reporter::new(plan.key.clone(), plan.verbosity);
+        let reporter = Arc::new(reporter.with_event_log(plan.events.as_ref(), &claim.holder));
+        Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter }
     }
 
-    /// Returns a reporter without an event log.
-    fn printing(plan: &Plan) -> Reporter {
-        Reporter::new(plan.key.clone(), plan.verbosity)
-    }
-
-    /// As [`Run::new`], for a run that the guardian has reported until now.
+    /// As [`Run::new`], for a run that the guardian has reported until now. Does not wait for the event log, which can only make a run fail
+    /// at its beginning.
     fn resumed(plan: &'a Plan, claim: Claim, milestones: Milestones) -> Self {
-        let opened = Self::printing(plan).with_event_log(plan.events.as_deref(), &claim.holder);
-        // The run goes on: only its beginning may be refused.
-        let reporter = opened.unwrap_or_else(|why| {
-            report::say(&format!("warning: {why}"));
-            Self::printing(plan)
-        });
-        reporter.resume(milestones);
-        Self::reporting_to(reporter, plan, claim)
+        let run = Self::reporting(plan, claim);
+        run.reporter.resume(milestones);
+        run
     }
 
     /// Acquires the lock, runs COMMAND and releases the lock. On a store with leases the guardian does this.
