@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::stat::Mode;
 use tempfile::TempDir;
 
@@ -51,9 +52,15 @@ impl Scene {
         let user = UserConfig::with(&format!("events = \"{}\"", events.display()));
         let locks = self.place.path().join("untouched");
         let call = || Lockrun::at(&format!("file:{}", locks.display())).key("k").command(["echo", "ran"]);
-        for call in [call().arg("--events").arg(events), call().env("LOCKRUN_EVENTS", events), user.of(call())] {
+        for (call, source) in [
+            (call().arg("--events").arg(events), "--events: "),
+            (call().env("LOCKRUN_EVENTS", events), "LOCKRUN_EVENTS: "),
+            (user.of(call()), &format!("{}events: ", user.line(1))),
+        ] {
             let output = call.run().exited(64).printed("");
-            output.said(&format!("cannot append events to {}: ", events.display())).said(why);
+            let output =
+                output.said(&format!("lockrun: {source}cannot append events to {}: ", events.display())).said(why);
+            assert_eq!(output.stderr().lines().count(), 1, "{output}");
         }
         assert!(!locks.exists(), "the store was touched");
         assert_eq!(fs::read_to_string(self.victim()).expect("it is there"), "root's own\n");
@@ -95,9 +102,47 @@ fn no_link_of_another_user_leads_to_the_events() {
         fs::remove_file(&link).expect("in our directory");
     }
     assert!(!created.exists(), "a file was created where another user wanted it");
-    // Our own links and root's lead where they lead.
-    symlink(&created, &link).expect("a link");
-    scene.is_used(&link);
+    // Our own links and root's lead where they lead, in a directory of our own.
+    let ours = scene.place.path().join("ours");
+    symlink(&created, &ours).expect("a link");
+    scene.is_used(&ours);
+}
+
+// ... nor through root's own link, to which another user has given the name of the events: by a hard link, or by renaming it, both of which
+// keep its owner. Whether the directory is everybody's and sticky, or a group's, no link in it is followed.
+#[test]
+fn no_link_is_followed_where_others_can_name_it() {
+    need_root("be another user");
+    let scene = Scene::make();
+    let group = scene.place.path().join("group");
+    fs::create_dir(&group).expect("a directory");
+    chown(&group, Some(0), Some(OTHER)).expect("a group's");
+    mode(&group, 0o2775);
+    let roots = group.join("latest");
+    for directory in [scene.shared(), group.clone()] {
+        let events = directory.join("events");
+        symlink(scene.victim(), &roots).expect("a link of root's");
+        nix::unistd::linkat(AT_FDCWD, &roots, AT_FDCWD, &events, AtFlags::empty()).expect("a second name");
+        scene.is_refused(&events, "is a symbolic link in a directory that others can write to; name the file itself");
+        fs::remove_file(&events).expect("in our directory");
+        fs::rename(&roots, &events).expect("renamed");
+        scene.is_refused(&events, "is a symbolic link in a directory that others can write to; name the file itself");
+        fs::remove_file(&events).expect("in our directory");
+        symlink(scene.place.path(), &events).expect("a link of root's");
+        scene.is_refused(&events.join("victim"), "is a symbolic link in a directory that others can write to");
+        fs::remove_file(&events).expect("in our directory");
+    }
+    scene.is_used(&group.join("events"));
+}
+
+// What /proc leads to without a path is not found by the text of its link, which names another file.
+#[test]
+fn no_path_leads_through_a_link_of_proc() {
+    let scene = Scene::make();
+    for through in ["/proc/self/cwd", "/proc/self/root", "/proc/thread-self/cwd"] {
+        let events = PathBuf::from(format!("{through}{}", scene.victim().display()));
+        scene.is_refused(&events, "its path leads through /proc/");
+    }
 }
 
 // ... nor in another user's directory, or one that everybody can change, nor to another user's file or FIFO, nor to a file that has a second
@@ -116,11 +161,13 @@ fn no_other_user_chooses_the_file_of_events() {
     chown(&directory, Some(0), None).expect("it is taken back");
     mode(&directory, 0o777);
     scene.is_refused(&events, "others can write to ");
+    scene.is_refused(&events, "; or open the file for lockrun, for example with --events /dev/fd/3 3>>FILE");
     scene.is_refused(&directory.join("below/events"), "others can write to ");
-    mode(&directory, 0o755);
-    scene.is_used(&events);
-    chown(&events, Some(OTHER), None).expect("it is given away");
-    scene.is_refused(&events, "belongs to uid 65534");
+    let file = scene.shared().join("file");
+    File::create(&file).expect("a file");
+    chown(&file, Some(OTHER), None).expect("it is given away");
+    scene.is_refused(&file, "belongs to uid 65534");
+    scene.is_refused(&file, "; or open the file for lockrun, for example with --events /dev/fd/3 3>>FILE");
     let fifo = scene.shared().join("fifo");
     nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).expect("a FIFO");
     chown(&fifo, Some(OTHER), None).expect("it is given away");
@@ -171,10 +218,19 @@ fn usual_files_of_events_are_used() {
     let fifo = scene.place.path().join("fifo");
     nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).expect("a FIFO");
     let mut reader = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo).expect("it opens");
-    scene.run(&fifo).exited(0).printed("ran\n").silent();
-    let mut text = String::new();
-    reader.read_to_string(&mut text).expect("it is text");
-    assert!(text.contains("\"event\":\"acquired\""), "{text}");
+    // A log shipper's own, and a log that belongs to a service, as after logrotate's `create 0640 syslog adm`.
+    for owner in [0, OTHER] {
+        chown(&fifo, Some(owner), None).expect("root's or given away");
+        scene.run(&fifo).exited(0).printed("ran\n").silent();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("it is text");
+        assert!(text.contains("\"event\":\"acquired\""), "{text}");
+    }
+    let log = scene.place.path().join("log");
+    File::create(&log).expect("a file");
+    mode(&log, 0o640);
+    chown(&log, Some(OTHER), None).expect("it is given away");
+    scene.is_used(&log);
     // A user in a directory of its own, and root's file for all.
     let user = User::new(OTHER, &[]);
     let home = scene.place.path().join("home");
