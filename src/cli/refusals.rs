@@ -51,7 +51,8 @@ pub fn without_typed_values(error: &Error, message: &str) -> String {
         };
         // The definition's own words are options and their values' names.
         for value in values.iter().filter(|value| !value.starts_with('-') && !is_plain_word(value)) {
-            message = message.replace(value.as_str(), "***");
+            // Clap quotes it. It may be so short that it is elsewhere in the text, too.
+            message = message.replace(&format!("'{value}'"), "***");
         }
     }
     without_credentials(&message)

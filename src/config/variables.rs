@@ -7,7 +7,7 @@ use super::files;
 use super::layer::variable;
 use super::settings::UsageError;
 use crate::cli::text;
-use crate::text::escape::escaped_os;
+use crate::text::escape::{escaped_os, is_plain_word};
 use crate::text::nearest::nearest;
 
 pub use super::layer::PREFIX;
@@ -27,8 +27,14 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let typed = typed.strip_prefix(PREFIX).unwrap_or(&typed);
     let names = known().filter_map(|known| known.strip_prefix(PREFIX).map(str::to_owned));
     let nearest = format!("{PREFIX}{}", nearest(typed, names).unwrap_or_default());
-    Err(format!("{} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it", escaped_os(name))
-        .into())
+    // A name with other characters may be a store's address.
+    let is_plain = name.to_str().is_some_and(is_plain_word);
+    let shown = if is_plain {
+        escaped_os(name)
+    } else {
+        format!("a name that begins with {PREFIX}, which is not shown because it may contain a password,")
+    };
+    Err(format!("{shown} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it").into())
 }
 
 /// Returns whether Kubernetes gives a container a variable of this name for a service: `lockrun`, or one whose name begins with `lockrun-`.

@@ -14,7 +14,7 @@ use crate::cli::Subcommand;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, StopReason, why_not_executed};
 use crate::sys::wait::why_no_timer;
-use crate::text::escape::{escaped, word_without_credentials};
+use crate::text::escape::{escaped, is_plain_word};
 
 /// The most stuck processes that a message names.
 const STUCK_NAMED: usize = 5;
@@ -118,9 +118,10 @@ impl Run<'_> {
             .unwrap_or_default()
     }
 
-    /// Returns the program, escaped for messages.
+    /// Returns the program for messages. What may be the address of a store is not repeated.
     pub(super) fn program(&self) -> String {
-        escaped(&word_without_credentials(&self.plan.argv[0].to_string_lossy()))
+        let program = self.plan.argv[0].to_string_lossy();
+        if is_plain_word(&program) { escaped(&program) } else { "the command".to_owned() }
     }
 
     /// Returns the lock's name, escaped for messages.

@@ -10,41 +10,68 @@ use crate::net::endpoint::TlsFiles;
 use crate::text::nearest::alike;
 
 /// The parameters of a URL that have not been taken yet.
-pub(super) struct Parameters(Vec<(String, String)>);
+#[derive(Default)]
+pub(super) struct Parameters {
+    left: Vec<Parameter>,
+    /// The names that were asked for: those that this kind of URL knows.
+    known: Vec<String>,
+}
+
+/// A parameter.
+struct Parameter {
+    name: String,
+    value: String,
+    /// Its place behind the `?`, from 1.
+    place: usize,
+}
 
 impl Parameters {
     /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or has two
     /// `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
     pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
-        let mut parameters = Parameters(Vec::new());
-        for parameter in query.unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty()) {
+        let mut parameters = Parameters::default();
+        for (parameter, place) in query.unwrap_or_default().split('&').zip(1..) {
+            if parameter.is_empty() {
+                continue;
+            }
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             if value.contains('=') {
                 return Err("has a parameter with two = in it; write %3D, and & between parameters".into());
             }
-            parameters.put(&decoded(name)?, decoded(value)?)?;
+            parameters.add(Parameter { name: decoded(name)?, value: decoded(value)?, place })?;
         }
         Ok(parameters)
     }
 
-    /// Adds a parameter. Fails if it is already there.
+    /// Adds a parameter that the URL has under another name. Fails if it is already there.
     pub(super) fn put(&mut self, name: &str, value: String) -> Result<(), String> {
-        if self.has(name) {
+        self.add(Parameter { name: name.to_owned(), value, place: 0 })
+    }
+
+    fn add(&mut self, parameter: Parameter) -> Result<(), String> {
+        if self.has(&parameter.name) {
             return Err("has the same parameter twice".into());
         }
-        self.0.push((name.to_owned(), value));
+        self.left.push(parameter);
         Ok(())
     }
 
-    /// Returns whether there is such a parameter.
+    /// Returns whether there is such a parameter. The name does not count as known.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|(known, _)| known == name)
+        self.left.iter().any(|parameter| parameter.name == name)
     }
 
-    /// Removes a parameter and returns its value, if it is there.
+    /// Removes a parameter and returns its value, if it is there. The name counts as known.
     pub(super) fn take(&mut self, name: &str) -> Option<String> {
-        let at = self.0.iter().position(|(known, _)| known == name)?;
-        Some(self.0.swap_remove(at).1)
+        self.ask_for(name);
+        let at = self.left.iter().position(|parameter| parameter.name == name)?;
+        Some(self.left.swap_remove(at).value)
+    }
+
+    fn ask_for(&mut self, name: &str) {
+        if !self.known.iter().any(|known| known == name) {
+            self.known.push(name.to_owned());
+        }
     }
 
     /// Takes the parameters for TLS, `ca`, `cert` and `key`, and returns their files.
@@ -62,19 +89,22 @@ impl Parameters {
         Ok(TlsFiles { ca, identity })
     }
 
-    /// Fails if a parameter is left: it is none of the `known` ones, or one for TLS, which needs another scheme, `with_tls`, if there is
-    /// such a scheme. Does not repeat an unknown name, which may be a password behind an unescaped `?` or `&`.
-    pub(super) fn none_left(&self, known: &[&str], with_tls: Option<&str>) -> Result<(), String> {
-        let Some((name, _)) = self.0.first() else { return Ok(()) };
+    /// Fails if a parameter is left: it is none of those that were asked for, or one for TLS, which needs another scheme, `with_tls`, if there
+    /// is such a scheme. Does not repeat an unknown name, which may be a password behind an unescaped `?` or `&`, but says where it is.
+    pub(super) fn none_left(&self, with_tls: Option<&str>) -> Result<(), String> {
+        let Some(Parameter { name, place, .. }) = self.left.iter().min_by_key(|parameter| parameter.place) else {
+            return Ok(());
+        };
         match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
             Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
-            None => Err(match alike(name, known.iter()) {
-                Some(meant) if name != meant => format!("has a parameter that is not known; did you mean {meant}?"),
-                _ => {
-                    let are = if known.len() == 1 { "is" } else { "are" };
-                    format!("has a parameter that is not known; there {are} {}", known.join(", "))
-                }
-            }),
+            None => {
+                let meant = match alike(name, self.known.iter().map(String::as_str)) {
+                    Some(meant) => format!("did you mean {meant}?"),
+                    None if self.known.len() == 1 => format!("there is {}", self.known.concat()),
+                    None => format!("there are {}", self.known.join(", ")),
+                };
+                Err(format!("has a parameter that is not known, number {place} after the ?; {meant}"))
+            }
         }
     }
 }
@@ -91,6 +121,22 @@ pub(super) fn spelled_tls(files: &TlsFiles) -> String {
     };
     named.into_iter().filter_map(spelled).collect()
 }
+
+/// Fails if a part of a URL, called `name`, has one of these `separators` in it: what follows may be a parameter of another program's
+/// address, such as a password, and messages repeat this part.
+pub(super) fn check_separators(part: &str, name: &str, separators: &[char]) -> Result<(), String> {
+    match part.chars().find(|c| separators.contains(c)) {
+        None => Ok(()),
+        Some(found) => Err(format!(
+            "has a {found} in its {name}; write %{:02X} if it is part of it, and ? before the first parameter and & between parameters",
+            u32::from(found)
+        )),
+    }
+}
+
+/// What separates the parameters of other programs' addresses: from a name, and from a path, in which a comma is more usual.
+pub(super) const AFTER_NAMES: &[char] = &[',', ';', '='];
+pub(super) const AFTER_PATHS: &[char] = &[';', '='];
 
 /// Decodes a part of a URL.
 pub(super) fn decoded(part: &str) -> Result<String, String> {
@@ -138,5 +184,42 @@ pub(super) fn port_number(port: &str) -> Result<Option<u16>, String> {
         _ if port.is_empty() => Ok(None),
         Ok(number) if number > 0 && is_number() => Ok(Some(number)),
         _ => Err("has a port that is not a number from 1 to 65535".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_parameter_is_found_by_its_place() {
+        let refused = |query: &str, asked: &[&str]| {
+            let mut parameters = Parameters::read(Some(query)).expect("is right");
+            for name in asked {
+                parameters.take(name);
+            }
+            parameters.none_left(Some("rediss://")).expect_err("one is left")
+        };
+        let unknown = "has a parameter that is not known, number";
+        assert_eq!(refused("prefix=a&db=3&x=y", &["prefix"]), format!("{unknown} 2 after the ?; there is prefix"));
+        assert_eq!(
+            refused("&sentinel_pasword=s", &["prefix", "sentinel_user", "sentinel_password"]),
+            format!("{unknown} 2 after the ?; did you mean sentinel_password?")
+        );
+        assert_eq!(refused("s3cret", &["a", "b"]), format!("{unknown} 1 after the ?; there are a, b"));
+        assert_eq!(refused("ca=x", &["prefix"]), "has the parameter \"ca\", which needs TLS: rediss://");
+        assert!(
+            Parameters::read(Some("a=1&&"))
+                .is_ok_and(|mut read| read.take("a").is_some() && read.none_left(None).is_ok())
+        );
+    }
+
+    #[test]
+    fn a_separator_is_no_part_of_a_name() {
+        assert_eq!(check_separators("a-b_c%3B", "service", AFTER_NAMES), Ok(()));
+        for part in ["s,password=x", "s;password=x", "password=x"] {
+            let why = check_separators(part, "service", AFTER_NAMES).expect_err(part);
+            assert!(why.contains("in its service; write %") && !why.contains("password"), "{why}");
+        }
     }
 }

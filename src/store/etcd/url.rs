@@ -78,7 +78,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
             "has a prefix that lies among the keys of another one; choose one without a part that is named state, life or queue".into()
         );
     }
-    parameters.none_left(KIND.parameters, Some("etcds://"))?;
+    parameters.none_left(Some("etcds://"))?;
     let mut members = Vec::new();
     for listed in hosts.split(',') {
         let (host, port) = split_port(listed)?;

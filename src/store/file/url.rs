@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::FileStore;
 use super::access::Access;
 use super::group::Group;
-use crate::store::url::{Parameters, decoded_path};
+use crate::store::url::{AFTER_PATHS, Parameters, check_separators, decoded_path};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
@@ -37,7 +37,7 @@ fn parse(url: &str) -> Result<FileAddress, String> {
     let path = place.strip_prefix("//").unwrap_or(place);
     let mut parameters = Parameters::read(query)?;
     let group = parameters.take("group");
-    parameters.none_left(KIND.parameters, None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
+    parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
     if group.as_deref() == Some("") {
         return Err("has no group after group=; write file:/DIR?group=NAME".into());
     }
@@ -47,6 +47,7 @@ fn parse(url: &str) -> Result<FileAddress, String> {
             Some(_) => Err("has a group, and the default directory is one user's; write file:/DIR?group=NAME".into()),
         };
     }
+    check_separators(path, "path", AFTER_PATHS)?;
     let path = decoded_path(path);
     if path.starts_with("~") {
         return Err(
@@ -72,6 +73,7 @@ mod tests {
         assert_eq!(parse("file:/a%3Fb?group=x"), named("/a?b", Some("x")));
         assert_eq!(parse("file:///a?group=a%26b"), named("/a", Some("a&b")));
         assert_eq!(parse("file:/a?"), named("/a", None));
+        assert_eq!(parse("file:/a,b%3Bc%3Dd"), named("/a,b;c=d", None));
     }
 
     #[test]
@@ -86,6 +88,8 @@ mod tests {
             "file:a?group=x",
             "file:/a?group=x#y",
             "file:/a#y?group=x",
+            "file:/a;b",
+            "file:/a,b=c",
         ] {
             assert!(parse(url).is_err(), "{url}");
         }

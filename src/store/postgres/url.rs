@@ -16,7 +16,7 @@ use nix::unistd::geteuid;
 use super::PostgresStore;
 use super::schema::Tables;
 use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::store::url::{Parameters, decoded};
+use crate::store::url::{AFTER_NAMES, Parameters, check_separators, decoded};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
 use encryption::{binding, encryption};
@@ -124,6 +124,7 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     let user =
         user.ok_or("names no user, and neither does PGUSER or /etc/passwd; write postgres://USER@HOST/DATABASE")?;
     let password = text_in(password, "password")?;
+    check_separators(path, "database", AFTER_NAMES)?;
     let database = text_in(path, "database")?.ok_or("names no database; write postgres://HOST/DATABASE")?;
     check_writable(parameters.take("target_session_attrs").as_deref())?;
     let schema = parameters.take("schema").unwrap_or_else(|| "lockrun".into());
@@ -142,13 +143,13 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     let over_tcp = hosts.iter().any(|host| matches!(host, Endpoint::Tcp { .. }));
     let (encryption, tls) = encryption(&mut parameters, over_tcp)?;
     let binding = binding(parameters.take("channel_binding").as_deref(), encryption)?;
-    if parameters.take("connect_timeout").is_some() {
+    if parameters.has("connect_timeout") {
         return Err("has the parameter \"connect_timeout\"; use --store-timeout, which also bounds connecting".into());
     }
-    if parameters.take("password").is_some() {
+    if parameters.has("password") {
         return Err("has its password in a parameter; write postgres://USER:PASSWORD@HOST/DATABASE".into());
     }
-    parameters.none_left(KIND.parameters, None)?;
+    parameters.none_left(None)?;
     for value in [&user, &database, &application_name].into_iter().chain(&password) {
         if value.contains('\0') {
             return Err("has a NUL character in it".into());

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::RedisStore;
 use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::store::url::{Parameters, decoded, decoded_path, is_host, split_port};
+use crate::store::url::{
+    AFTER_NAMES, AFTER_PATHS, Parameters, check_separators, decoded, decoded_path, is_host, split_port,
+};
 use crate::store::{Backend, Kind, Location};
 use crate::text::escape::escaped_path;
 
@@ -143,12 +145,13 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
     if scheme == "redis+unix" {
+        check_separators(path, "path", AFTER_PATHS)?;
         let path = decoded_path(&format!("/{path}"));
         if path.as_os_str().len() < 2 || !hosts.is_empty() {
             return Err("names no socket; write redis+unix:///PATH".into());
         }
         let database = read_database(parameters.take("db").as_deref())?;
-        parameters.none_left(&["db", "prefix"], Some("rediss://"))?;
+        parameters.none_left(Some("rediss://"))?;
         let endpoint = Endpoint::Unix(path);
         let server = Server { role: Role::Alone, endpoint, user, password, database, prefix };
         return Ok(Site { server, failover: None });
@@ -192,6 +195,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     };
     let failover = match kind {
         "sentinel" => {
+            check_separators(service, "service", AFTER_NAMES)?;
             let service = decoded(service)?;
             if service.is_empty() {
                 return Err("names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf monitors".into());
@@ -211,7 +215,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         "cluster" => Some(Failover::Cluster(endpoints.iter().map(server).collect())),
         _ => None,
     };
-    parameters.none_left(KIND.parameters, Some(role.schemes().1))?;
+    parameters.none_left(Some(role.schemes().1))?;
     Ok(Site { server: server(&endpoints[0]), failover })
 }
 
