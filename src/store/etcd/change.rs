@@ -111,6 +111,11 @@ impl Draft<'_> {
             reads_back: false,
             refused: None,
         };
+        if self.found().record_revision == 0 {
+            // The record may have come and gone since, and `prune` then leaves only its fence.
+            let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found().pruned.revision);
+            change.compare.push(pruned);
+        }
         if self.is_from_memory {
             let (names, found) = (&self.scope.names, self.found());
             // The row of a waiter that is granted the lock is compared, which also notices that it has left.

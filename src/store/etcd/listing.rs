@@ -21,6 +21,10 @@ use crate::text::escape::escaped;
 /// How many names of locks are read at once.
 const PAGE: u32 = 500;
 
+/// By how much the fence of a lock that is pruned may be ahead of the clock, in ms: a day. Every lock that is acquired for the first time
+/// gets a greater one, so a fence that is further ahead stays with its own lock.
+const LEAD_MAX_MS: u64 = 24 * 60 * 60 * 1000;
+
 /// The names of locks.
 struct Keys {
     keys: Vec<Key>,
@@ -159,12 +163,13 @@ impl EtcdStore {
     }
 }
 
-/// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock. The time may be later than it is
-/// taken to be: a run that has just ended has not ended in the future.
+/// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock, but not by more than [`LEAD_MAX_MS`].
+/// The time may be later than it is taken to be: a run that has just ended has not ended in the future.
 fn is_prunable(state: &LockState, unused_for: Duration, facts: &EtcdFacts<'_>) -> bool {
     let facts = EtcdFacts { now_ms: facts.now_ms.saturating_add(DATE_DOUBT_MS), ..*facts };
     let fence = state.fence.min(facts.now_ms);
-    facts.found.record_revision != 0 && LockState { fence, ..state.clone() }.is_prunable(unused_for, &facts)
+    let is_near = state.fence <= facts.now_ms.saturating_add(LEAD_MAX_MS);
+    facts.found.record_revision != 0 && is_near && LockState { fence, ..state.clone() }.is_prunable(unused_for, &facts)
 }
 
 impl Prune for EtcdStore {

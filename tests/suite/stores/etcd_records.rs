@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::hand::{all, break_lock, is_held, release, renew, token, until_waiting};
 use crate::support::proxy::Mode;
-use crate::support::{Etcd, LONG, Lockrun, Store, eventually, memory, stays_true_for, witness};
+use crate::support::{Etcd, LONG, Lockrun, Output, Store, eventually, memory, stays_true_for, witness};
 
 // "The command is dead before the lock passes to anyone else": if only the record is deleted, the run stops its command when it learns of
 // that, and a run that comes meanwhile waits until the command is dead.
@@ -137,36 +137,79 @@ fn a_prefix_lies_among_the_keys_of_another_one() {
     Lockrun::at(&url).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n");
 }
 
-// "The fence is greater than every earlier one": also if a lock is pruned through a member whose clock is far ahead, and is acquired through
-// another one after that; and `prune` of a lock with a smaller fence takes nothing from it.
+/// Sets the last fence of a lock to one that a member whose clock is ahead by this time would have given out. Returns it.
+fn set_ahead(etcd: &Etcd, key: &str, time: Duration) -> u64 {
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later") + time;
+    let fence = u64::try_from(ahead.as_millis()).expect("it fits");
+    etcd.edit(key, |record| record["fence"] = json!(fence));
+    fence
+}
+
+/// Returns the fence of another run.
+fn fence(store: &Store, key: &str) -> u64 {
+    fence_of(Lockrun::new(store).key(key).sh(SAY_FENCE).run())
+}
+
+const SAY_FENCE: &str = "echo \"$LOCKRUN_FENCE\"";
+
+fn fence_of(output: Output) -> u64 {
+    output.exited(0).silent().stdout().trim().parse().expect("a number")
+}
+
+/// Prunes until only the records of so many locks are left.
+fn prune_to(store: &Store, left: usize) {
+    let etcd = store.as_etcd().expect("it is one");
+    eventually(LONG, "the others are pruned", || {
+        Lockrun::other("prune", store).args(["--older-than", "1s"]).run().exited(0);
+        etcd.keys("lockrun/state/").len() == left
+    });
+}
+
+// "The fence is greater than every earlier one": also if a lock is pruned whose last fence came from a member whose clock is ahead, and is
+// acquired through another one after that; and `prune` of a lock with a smaller fence takes nothing from it.
 #[test]
-fn a_lock_is_pruned_through_a_member_whose_clock_is_ahead() {
+fn a_lock_is_pruned_whose_fence_is_ahead_of_the_clock() {
     let store = Store::Etcd(Etcd::of(1));
-    let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
-    let year = 1970 + seconds / 31_556_952;
-    let [date, ahead] = [year, year + 1].map(|year| &*format!(" {year} ").leak());
-    proxy.set(Mode::Rewrite(date, ahead));
-    let fence = |url: &str, key: &str| -> u64 {
-        let output = Lockrun::at(url).key(key).sh("echo \"$LOCKRUN_FENCE\"").run().exited(0).silent();
-        output.stdout().trim().parse().expect("a number")
-    };
-    let prune = |url: &str| {
-        eventually(LONG, "all locks are pruned", || {
-            Lockrun::bare().args(["prune", "--older-than", "1s", "--store", url]).run().exited(0);
-            etcd.keys("lockrun/state/").is_empty()
-        });
-    };
-    let before = fence(&store.url(), "small");
-    let far = fence(&proxy.url(), "k");
-    assert!(far > before + 1_000_000_000, "{far} is not far ahead of {before}");
-    prune(&proxy.url());
-    let mut last = fence(&store.url(), "k");
-    assert!(last > far, "{last} after {far}");
+    let etcd = store.as_etcd().expect("it is one");
+    fence(&store, "small");
+    fence(&store, "k");
+    let mut last = set_ahead(etcd, "k", Duration::from_hours(12));
     for key in ["k", "small", "k"] {
-        prune(&store.url());
-        let next = fence(&store.url(), key);
+        prune_to(&store, 0);
+        let next = fence(&store, key);
         assert!(next > last, "{next} after {last}");
         last = next;
     }
+}
+
+// The same of a fence that is further ahead than any clock should be: such a lock is not pruned, so that the fences of all other locks stay
+// near the time.
+#[test]
+fn a_lock_whose_fence_is_far_ahead_of_the_clock_is_not_pruned() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    fence(&store, "other");
+    fence(&store, "k");
+    let far = set_ahead(etcd, "k", Duration::from_hours(48));
+    prune_to(&store, 1);
+    assert!(etcd.keys("lockrun/state/k").len() == 1, "it is the one");
+    let other = fence(&store, "other");
+    assert!(other < far, "{other} is as far ahead");
+    let next = fence(&store, "k");
+    assert!(next > far, "{next} after {far}");
+}
+
+// The same of a request that found no record, and arrives when the lock has been acquired and pruned by others.
+#[test]
+fn a_lock_is_acquired_and_pruned_before_a_late_request() {
+    let store = Store::Etcd(Etcd::of(1));
+    let proxy = store.proxy();
+    proxy.set(Mode::HoldUpTo(proxy.next_number()));
+    let late = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "10m", "--store-timeout", "1m"]).sh(SAY_FENCE).spawn();
+    eventually(LONG, "its request is on its way", || proxy.held() == 1);
+    let first = fence(&store, "k");
+    prune_to(&store, 0);
+    proxy.set(Mode::Pass);
+    let second = fence_of(late.wait());
+    assert!(second > first, "{second} after {first}");
 }

@@ -58,8 +58,6 @@ pub(crate) enum Mode {
     CloseAt(&'static str),
     /// One reply in three, at random, is garbled; this is the seed.
     Garble(u64),
-    /// The first of these words, in what the server sends, is replaced by the second, which is as long.
-    Rewrite(&'static str, &'static str),
     /// Each reply is replaced by these bytes.
     Answer(&'static [u8]),
     /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after this time the
@@ -348,7 +346,6 @@ impl Shared {
             }
             let bytes = match self.mode() {
                 Mode::Answer(bytes) if !is_request => bytes.to_vec(),
-                Mode::Rewrite(old, new) if !is_request => rewritten(bytes, old, new),
                 Mode::Garble(seed) if !is_request => match self.garble(bytes, seed) {
                     Garbled::Once(bytes) => bytes,
                     Garbled::Endless(bytes) => {
