@@ -133,9 +133,8 @@ impl Connection {
             Ok(Answer::Error(error)) => Err(Failure::refused(command, error)),
             Err(Unread::Io(error)) => Err(Failure::of_stream(&error, "did not answer in time")),
             Err(Unread::TooLong) if self.listing_left.is_some() => Err(Failure::ListingTooLong),
-            Err(Unread::Protocol | Unread::TooLong) => Err(Failure::NoAnswer(
-                "sent an answer that is not in Redis's protocol, or longer than anything that lockrun asks for",
-            )),
+            Err(Unread::TooLong) => Err(Failure::too_long(command)),
+            Err(Unread::Protocol) => Err(Failure::NotRedis),
         }
     }
 }

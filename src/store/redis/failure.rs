@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use redis::{Cmd, Value};
 
 use super::reply::UnexpectedReply;
-use super::script;
 use super::url::{Role, Server};
+use super::{resp, script};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls_error::{HandshakeFailure, certificate_alert};
-use crate::store::{StoreError, listing_limit};
+use crate::store::{StoreError, Trouble, listing_limit};
 use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
@@ -60,6 +60,10 @@ pub(super) enum Failure {
     BadCertificate(String),
     /// No readable answer came in time; says what happened.
     NoAnswer(&'static str),
+    /// What came is not in Redis's protocol.
+    NotRedis,
+    /// The answer to this command is longer than [`resp::ORDINARY`].
+    TooLong(String),
     /// A listing is longer than [`listing_limit::BYTES`].
     ListingTooLong,
     /// The process cannot wait for the answer.
@@ -101,13 +105,14 @@ impl Failure {
         }
     }
 
+    /// Returns the failure of a `command` whose answer is too long.
+    pub(super) fn too_long(command: &Cmd) -> Self {
+        Failure::TooLong(name_of(command))
+    }
+
     /// Returns the failure of a `command` that the server has rejected with this `error`.
     pub(super) fn refused(command: &Cmd, mut error: String) -> Self {
-        let name = command.args_iter().next();
-        let name = match &name {
-            Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
-            _ => String::new(),
-        };
+        let name = name_of(command);
         // Servers quote what they were sent: the beginning of a script, and some also the password.
         let mut quoted = error.find(", with args beginning with");
         if name == "AUTH" {
@@ -153,18 +158,33 @@ impl Failure {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Failure::Unreachable(error) => !is_for_want_of_resources(error),
-            Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_) => true,
+            _ if self.is_unanswered() => true,
             Failure::NoPrimary { is_transient, .. } => *is_transient,
-            Failure::BadCertificate(_) | Failure::UnexpectedReply(_) | Failure::ListingTooLong | Failure::NoWait(_) => {
-                false
-            }
             Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
+            _ => false,
+        }
+    }
+
+    /// Returns the kind of trouble, which decides whether a waiter tries again.
+    pub(super) fn trouble(&self) -> Trouble {
+        match self {
+            _ if self.is_of_full_server() => Trouble::Busy,
+            _ if self.is_transient() => Trouble::Unavailable,
+            _ => Trouble::Permanent,
         }
     }
 
     /// Returns whether the request may still arrive.
     pub(super) fn is_unanswered(&self) -> bool {
-        matches!(self, Failure::Closed | Failure::HungUp | Failure::NoAnswer(_) | Failure::Unconfirmed(_))
+        matches!(
+            self,
+            Failure::Closed
+                | Failure::HungUp
+                | Failure::NoAnswer(_)
+                | Failure::NotRedis
+                | Failure::TooLong(_)
+                | Failure::Unconfirmed(_)
+        )
     }
 
     /// Returns whether no server has run any part of the request, or will.
@@ -218,12 +238,28 @@ impl Failure {
                 anyhow!("unexpected reply from {server}: is it a Redis server?")
             }
             Failure::NoAnswer(what) => anyhow!("{server} {what}"),
+            Failure::NotRedis => anyhow!(
+                "{server} sent an answer that is not in Redis's protocol; check the host and the port in the store's URL"
+            ),
+            Failure::TooLong(command) => anyhow!(
+                "{server} answered {command} with more than {} MiB, which is longer than anything that lockrun asks for; check the \
+                 host and the port in the store's URL, and whether somebody else writes the keys under PREFIX:",
+                resp::ORDINARY / (1024 * 1024)
+            ),
             Failure::NoPrimary { why, .. } => anyhow!("{why}"),
             Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
             Failure::ListingTooLong => listing_limit::exceeded(server),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::Refused { command, error, .. } => explain_refusal(command, error, server),
         }
+    }
+}
+
+/// Returns the first word of a command.
+fn name_of(command: &Cmd) -> String {
+    match command.args_iter().next() {
+        Some(redis::Arg::Simple(name)) => String::from_utf8_lossy(name).into_owned(),
+        _ => String::new(),
     }
 }
 

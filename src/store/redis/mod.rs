@@ -35,7 +35,7 @@ use serde_json::json;
 
 use super::{
     Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
-    Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted, listing_limit,
+    Sequences, Store, StoreError, Tried, Wakeup, Wanted, listing_limit,
 };
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
@@ -96,6 +96,8 @@ pub struct RedisStore {
     in_flight: bool,
     /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
     has_resent: bool,
+    /// Whether this process waits for the lock, in the queue or not.
+    is_waiter: bool,
     /// The state of our wait in the queue, if we wait.
     wait: Option<WaitState>,
     /// Whether the lock was granted to us.
@@ -145,6 +147,7 @@ impl RedisStore {
             contact: Contact::NotYet,
             in_flight: false,
             has_resent: false,
+            is_waiter: false,
             wait: None,
             was_granted: false,
             listing_left: None,
@@ -154,7 +157,8 @@ impl RedisStore {
     /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its way.
     fn request(&mut self, script: &Cmd) -> Result<Value, Failure> {
         self.has_resent = false;
-        let reply = self.run(script, self.timeout);
+        let reply =
+            if self.is_waiter { self.run_unless_full(script, self.timeout) } else { self.run(script, self.timeout) };
         self.in_flight |= self.has_resent || reply.as_ref().is_err_and(Failure::is_unanswered);
         reply
     }
@@ -163,7 +167,7 @@ impl RedisStore {
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: failure.explain(&self.server),
-            trouble: if failure.is_transient() { Trouble::Unavailable } else { Trouble::Permanent },
+            trouble: failure.trouble(),
             nothing_to_cancel: failure.cannot_have_run() && !self.in_flight,
         }
     }
@@ -222,6 +226,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+        self.is_waiter |= if_held != IfHeld::Leave;
         match self.ask(claim, if_held) {
             Ok(AcquireReply::Mine(grant, handoff)) => {
                 (self.wait, self.was_granted) = (None, true);
@@ -311,7 +316,8 @@ impl Store for RedisStore {
         // Those who wait for lockrun to end have already waited for the request to time out.
         let timeout = self.timeout / 2;
         let deadline = Moment::now() + timeout;
-        let reply = if matters { self.run_until_answered(&script, timeout) } else { self.run(&script, timeout) };
+        let reply =
+            if matters { self.run_until_answered(&script, timeout) } else { self.run_unless_full(&script, timeout) };
         let Ok((_, handoff)) = reply.map(|reply| reply::read_release(&reply)) else { return false };
         self.confirm_handoff(&claim.key, handoff, deadline);
         true

@@ -14,10 +14,24 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
 impl RedisStore {
-    /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed while it
-    /// was idle. If another server has become the primary, asks that one; if the server is full, asks again. A failure also
-    /// says whether a server may have run the script.
+    /// Runs a script as [`Self::run_unless_full`] does. If the server is full, asks again.
     pub(super) fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let deadline = Moment::now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let reply = self.run_unless_full(script, deadline.since(Moment::now()));
+            let pause = backoff.next();
+            if !reply.as_ref().is_err_and(Failure::is_of_full_server) || Moment::now() + pause >= deadline {
+                return reply;
+            }
+            thread::sleep(pause);
+        }
+    }
+
+    /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed while it
+    /// was idle. If another server has become the primary, asks that one. A failure also says whether a server may have run the
+    /// script. A waiter asks a full server again by itself, and hears signals meanwhile.
+    pub(super) fn run_unless_full(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
         let mut backoff = Backoff::new();
         loop {
@@ -33,7 +47,7 @@ impl RedisStore {
             self.connection = self.connection.take().filter(|_| self.witnesses.is_none());
             let pause = backoff.next();
             let is_of_a_move = self.witnesses.is_some() && failure.is_of_a_move();
-            if !(is_of_a_move || failure.is_of_full_server()) || Moment::now() + pause >= deadline {
+            if !is_of_a_move || Moment::now() + pause >= deadline {
                 return Err(failure);
             }
             self.has_resent |= failure.is_unanswered();

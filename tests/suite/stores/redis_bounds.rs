@@ -2,13 +2,15 @@
 
 use std::fmt::Write as _;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::sys::resource::Resource;
+use nix::sys::signal::Signal;
 
 use crate::support::birth::Birth;
 use crate::support::fake::{Fake, Manner};
 use crate::support::resp::Client;
-use crate::support::{LONG, Lockrun, Output, Redis, Store, eventually, hand};
+use crate::support::{LONG, Lockrun, Output, Redis, Store, eventually, hand, stays_true_for};
 
 /// The most memory that a call may take; most of that is its code and its threads' stacks.
 const MEMORY: u64 = 128 << 20;
@@ -131,4 +133,42 @@ fn a_server_that_is_full_for_a_moment() {
     eventually(LONG, "it was rejected", || full.rejected() >= before + 2);
     full.control.ask(&["CONFIG", "SET", "maxclients", "100"]).expect("it answers");
     run.wait().exited(0).printed("ran\n").silent();
+}
+
+// "TERM while it waits terminates it, and nothing is left behind": also while the server is full.
+#[test]
+fn a_waiter_hears_a_signal_while_the_server_is_full() {
+    let redis = Redis::start();
+    let mut full = Full::of(&redis);
+    let before = full.rejected();
+    // Longer than this test waits.
+    let call = Lockrun::at(&redis.url()).key("k").args(["--wait", "--store-timeout", "10m"]);
+    let waiter = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "it was rejected", || full.rejected() >= before + 2);
+    waiter.signal(Signal::SIGTERM);
+    waiter.wait().died_of(Signal::SIGTERM).printed("").silent();
+}
+
+// "A full server is a busy one": a waiter goes on waiting for longer than a request may take.
+#[test]
+fn a_waiter_outlasts_a_full_server() {
+    let redis = Redis::start();
+    let mut full = Full::of(&redis);
+    let before = full.rejected();
+    let call = Lockrun::at(&redis.url()).key("k").args(["--wait", "--ttl", "10m", "--store-timeout", "500ms"]);
+    let mut waiter = call.command(["echo", "ran"]).spawn();
+    eventually(LONG, "it was rejected", || full.rejected() > before);
+    stays_true_for(Duration::from_secs(2), "it waits", || !waiter.has_ended());
+    full.control.ask(&["CONFIG", "SET", "maxclients", "100"]).expect("it answers");
+    waiter.wait().exited(0).printed("ran\n").silent();
+}
+
+// "What failed, and what to do": an answer of something that is no Redis, and one of a Redis that is longer than any.
+#[test]
+fn an_answer_that_is_of_no_redis_or_too_long() {
+    let html = Fake::start(Manner::Answer(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"));
+    let run = |fake: &Fake| Lockrun::at(&fake.url()).key("k").command(["echo", "ran"]).run().exited(69).printed("");
+    run(&html).said("is not in Redis's protocol; check the host and the port in the store's URL");
+    let long = Fake::start(Manner::Answer(kept(bulk(&"x".repeat(2 << 20)))));
+    run(&long).said("answered EVAL").said("longer than anything that lockrun asks for");
 }
