@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::support::calm::{in_time, judge};
 use crate::support::failover::Service;
+use crate::support::fake::{Fake, Manner};
 use crate::support::{LeaseServer, Lockrun, Output};
 
 /// The time-out of a request: far longer than it takes.
@@ -88,10 +89,45 @@ fn too_few_are_named() {
     judge(|| {
         let service = Service::watched_by(3);
         let all = ports(&service);
-        let why =
-            "is one of 3, so 2 must agree, and the store's URL names only 1; name all Sentinels of the service there";
+        let why = "is one of 3, so 2 must agree, and the store's URL names only 1; name all Sentinels of the service there, \
+             or run SENTINEL RESET locks on each Sentinel if some no longer exist";
         let output = run(&all[..1]).exited(69).printed("").said(why);
         in_time(output.took, AT_ONCE, "others were waited for");
         run(&all[..2]).exited(0).printed("ran\n").silent();
     });
+}
+
+/// Returns what a Sentinel answers to all questions that says this of the primary, and knows so many others.
+fn voice(primary: u16, others: usize) -> &'static [u8] {
+    let bulk = |word: &str| format!("${}\r\n{word}\r\n", word.len());
+    let list =
+        |words: &[&str]| format!("*{}\r\n{}", words.len(), words.iter().map(|word| bulk(word)).collect::<String>());
+    let (port, others) = (primary.to_string(), others.to_string());
+    let master = ["ip", "127.0.0.1", "port", &port, "config-epoch", "0", "num-other-sentinels", &others];
+    let all = [bulk("stranger"), list(&["127.0.0.1", &port]), list(&master)].concat();
+    Box::leak(all.into_bytes().into_boxed_slice())
+}
+
+// "The others are enough" beside one that knows of more Sentinels than the URL could outvote: whichever answers first.
+#[test]
+fn one_that_knows_of_too_many_others() {
+    let service = Service::watched_by(3);
+    let ours = ports(&service);
+    // Of another service, or of this one, with a number that has not been reset.
+    for primary in [1, service.first().port()] {
+        let stranger = Fake::start(Manner::Answer(voice(primary, 8)));
+        let mut all = [stranger.port(), ours[0], ours[1]];
+        for _ in 0..6 {
+            all.rotate_left(1);
+            run(&all).exited(0).printed("ran\n").silent();
+        }
+        let found = Lockrun::bare().args(["doctor", "--store", &Service::url_naming(&all)]).run().exited(1).stdout();
+        let named = format!("warn  Sentinel at 127.0.0.1:{}", stranger.port());
+        assert!(found.contains(&named) && found.contains("a majority of 3 Sentinels"), "{found}");
+        // One alone is no majority of the three that are named.
+        let other = Nowhere::new();
+        let alone = Lockrun::at(&Service::url_naming(&[stranger.port(), ours[0], other.port()])).key("k");
+        let output = alone.args(["--store-timeout", "1s"]).command(["echo", "ran"]).run().exited(69).printed("");
+        output.said("knows of 8 others").said("SENTINEL RESET locks");
+    }
 }

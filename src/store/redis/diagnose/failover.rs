@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::store::diagnostic::Diagnostic;
-use crate::store::redis::failover::{ClusterReport, SentinelReport, WitnessReport};
+use crate::store::redis::failover::{ClusterReport, SentinelReport, WitnessReport, majority};
 use crate::text::duration;
 
 /// The lease of most runs: the default.
@@ -19,6 +19,10 @@ const UNCOVERED: &str = "after a failover nothing is granted until the longest l
 /// What to do about a server that does not belong to the others.
 const STRANGER: &str = "take the one that does not belong there out of the store's URL, on every host: it can keep locks from being \
                         had (69)";
+
+/// Which nodes of a cluster to name.
+const NAME_AN_ODD_NUMBER: &str = "a majority of the named ones must answer, or locks cannot be had (69); name three or five, not all \
+                                  in one failure zone";
 
 /// Judges what the servers that know the primary report.
 pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
@@ -68,7 +72,13 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
 
 fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     let ClusterReport { named, nodes, primaries, alone, silent, strangers, node_timeout } = report;
-    let mut diagnostics = vec![Diagnostic::ok(format!("the cluster has {primaries} primaries"))];
+    let mut diagnostics = vec![
+        Diagnostic::ok(format!("the cluster has {primaries} primaries")),
+        Diagnostic::ok(format!(
+            "to start, a run needs {} of the {named} nodes that the store's URL names",
+            majority(*named)
+        )),
+    ];
     for why in silent {
         diagnostics.push(Diagnostic::warn(
             why.clone(),
@@ -82,8 +92,14 @@ fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     if *named < 3 && nodes > named {
         diagnostics.push(Diagnostic::warn(
             format!("the store's URL names {named} of the cluster's {nodes} nodes"),
-            "a majority of the named ones must answer, or locks cannot be had (69); name three or more",
+            NAME_AN_ODD_NUMBER,
         ));
+    }
+    if *named > 2 && named % 2 == 0 {
+        diagnostics.push(Diagnostic::ok(format!(
+            "of {named} named nodes no more can be away than of {}: {NAME_AN_ODD_NUMBER}",
+            named - 1
+        )));
     }
     if *primaries < 3 {
         diagnostics.push(Diagnostic::warn(
@@ -180,5 +196,10 @@ mod tests {
         ] {
             assert_eq!(worst(&judge_cluster(&bad)), Some(Level::Warn));
         }
+        let advises = |named| {
+            let found = judge_cluster(&ClusterReport { named, ..good() });
+            found.iter().any(|diagnostic| format!("{diagnostic:?}").contains("three or five"))
+        };
+        assert!(!advises(3) && !advises(5) && advises(2) && advises(4));
     }
 }

@@ -134,7 +134,7 @@ impl Witnesses {
 }
 
 /// Returns how many of `count` are a majority.
-fn majority(count: usize) -> usize {
+pub(super) fn majority(count: usize) -> usize {
     count / 2 + 1
 }
 

@@ -5,7 +5,8 @@
 //! common.
 //!
 //! Only the Sentinels that the URL names have a vote. The majority is one of all: of those that the URL names, or of those that
-//! one of them knows of, whichever are more. So a Sentinel of another deployment that is among them by mistake can make the
+//! one of them knows of, whichever are more. But one that knows of so many that those in the URL can never be a majority of them
+//! can itself never be right, and is passed over. So a Sentinel of another deployment that is among them by mistake can make the
 //! primary unknown, but it can never name another one: it has one vote, and the Sentinels that it knows have none.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -130,12 +131,18 @@ impl Sentinels {
         let views: Vec<SentinelView> = heard.iter().map(|(view, _)| view.clone()).collect();
         let named = self.panel.len();
         let primary = agreed(&views, named).map(|((host, port), ..)| self.server.at(&host, port).to_string());
+        let sentinel_count =
+            if primary.is_some() { count(fitting(&views, named), named) } else { count(&views, named) };
+        let mut strangers = self.strangers(&views);
+        if primary.is_some() {
+            strangers.extend(views.iter().filter(|view| !view.fits(named)).map(|view| self.knows_too_many(view)));
+        }
         SentinelReport {
             service: self.service.clone(),
             named,
-            sentinel_count: sentinel_count(&views, named),
+            sentinel_count,
             silent: self.panel.failure_texts(),
-            strangers: self.strangers(&views),
+            strangers,
             primary,
             replicas: number("num-slaves").unwrap_or(0),
             down_after: number("down-after-milliseconds").map(Duration::from_millis),
@@ -154,16 +161,23 @@ impl Sentinels {
                 return Some(format!("{} and {} are one Sentinel, with one vote", same.at, view.at));
             }
             (view.address != *usual).then(|| {
-                let (others, its, usual) = (view.others, place(&view.address), place(usual));
-                format!("{} (one of {}) says that the primary is {its}, not {usual}", view.at, others.saturating_add(1))
+                let (its, usual) = (place(&view.address), place(usual));
+                format!("{} (one of {}) says that the primary is {its}, not {usual}", view.at, view.all())
             })
         };
         views.iter().enumerate().filter_map(of).collect()
     }
 
+    /// Says that this Sentinel cannot be right, and what to do if it is of this service.
+    fn knows_too_many(&self, view: &SentinelView) -> String {
+        let SentinelView { at, others, .. } = view;
+        format!("{at} knows of {others} others; if some no longer exist, run SENTINEL RESET {} on it", self.service)
+    }
+
     fn no_majority(&self, views: &[SentinelView]) -> Failure {
         let (service, named) = (&self.service, self.panel.len());
-        let all = sentinel_count(views, named);
+        let are_too_few = are_too_few(views, named);
+        let all = if are_too_few { count(views, named) } else { count(fitting(views, named), named) };
         let unknown =
             |failure: &Failure| matches!(failure, Failure::Refused { error, .. } if error.contains("No such master"));
         match self.panel.failure() {
@@ -173,12 +187,13 @@ impl Sentinels {
                 ),
                 is_transient: false,
             },
-            _ if are_too_few(views, named) => {
+            _ if are_too_few => {
                 let knows_most = views.iter().max_by_key(|view| view.others).map_or("", |view| &view.at);
                 Failure::NoPrimary {
                     why: format!(
                         "the primary of {service:?} cannot be confirmed: {knows_most} is one of {all}, so {} must agree, and the \
-                         store's URL names only {named}; name all Sentinels of the service there",
+                         store's URL names only {named}; name all Sentinels of the service there, or run SENTINEL RESET {service} on \
+                         each Sentinel if some no longer exist",
                         majority(all)
                     ),
                     is_transient: false,
@@ -186,6 +201,9 @@ impl Sentinels {
             }
             failed => {
                 let mut because = self.panel.why();
+                for view in views.iter().filter(|view| !view.fits(named)) {
+                    because = format!("{because}; {}", self.knows_too_many(view));
+                }
                 let named: BTreeSet<&Address> = views.iter().map(|view| &view.address).collect();
                 if named.len() > 1 {
                     let named = named.iter().map(|(host, port)| self.server.at(host, *port).to_string());
@@ -214,22 +232,29 @@ impl Sentinels {
 type Supporters<'a> = BTreeMap<&'a str, u64>;
 
 /// Returns how many Sentinels there are, as far as is known: as many as the URL names, or as one of them knows, itself included.
-fn sentinel_count(views: &[SentinelView], named: usize) -> usize {
-    let known = views.iter().map(|view| view.others.saturating_add(1)).max().unwrap_or(0);
+fn count<'a>(views: impl IntoIterator<Item = &'a SentinelView>, named: usize) -> usize {
+    let known = views.into_iter().map(SentinelView::all).max().unwrap_or(0);
     known.max(named)
 }
 
-/// Returns whether the Sentinels that the URL names cannot be a majority, even if all of them agree.
+/// Returns the views of the Sentinels of which those that the URL names can be a majority.
+fn fitting(views: &[SentinelView], named: usize) -> impl Iterator<Item = &SentinelView> {
+    views.iter().filter(move |view| view.fits(named))
+}
+
+/// Returns whether so many of the Sentinels that the URL names know of too many others that the rest cannot be a majority, even if
+/// all of them agree.
 fn are_too_few(views: &[SentinelView], named: usize) -> bool {
-    majority(sentinel_count(views, named)) > named
+    let unfit = views.iter().filter(|view| !view.fits(named)).count();
+    named.saturating_sub(unfit) < majority(named)
 }
 
 /// Returns the address, the epoch and the standing on which a majority agrees; the URL names so many Sentinels. A Sentinel
 /// with several addresses has one vote.
 fn agreed(views: &[SentinelView], named: usize) -> Option<(Address, u64, u64)> {
-    let needed = majority(sentinel_count(views, named));
+    let needed = majority(count(fitting(views, named), named));
     let mut votes: BTreeMap<(&Address, u64), Supporters<'_>> = BTreeMap::new();
-    for view in views {
+    for view in fitting(views, named) {
         votes.entry((&view.address, view.epoch)).or_default().insert(&view.id, view.standing);
     }
     let ((address, epoch), supporters) = votes.into_iter().find(|(_, supporters)| supporters.len() >= needed)?;
@@ -240,6 +265,16 @@ fn agreed(views: &[SentinelView], named: usize) -> Option<(Address, u64, u64)> {
 }
 
 impl SentinelView {
+    /// Returns how many Sentinels there are, as it says, itself included.
+    fn all(&self) -> usize {
+        self.others.saturating_add(1)
+    }
+
+    /// Returns whether those that the URL names can be a majority of the Sentinels of which it knows.
+    fn fits(&self, named: usize) -> bool {
+        majority(self.all()) <= named
+    }
+
     /// Reads the answers of a `sentinel` to the questions.
     fn read(sentinel: &Server, replies: Replies) -> Result<Self, Failure> {
         let unexpected = || Failure::UnexpectedReply(UnexpectedReply);
@@ -340,8 +375,24 @@ mod tests {
                 }
             }
         }
-        assert!(are_too_few(&[view("a", 1, 3, 0, 2)], 1));
-        assert!(!are_too_few(&[view("a", 1, 3, 0, 2)], 2));
+    }
+
+    #[test]
+    fn one_that_knows_of_too_many_decides_nothing() {
+        let too_few = |others: &[usize], named| {
+            let views: Vec<SentinelView> = others.iter().map(|others| view("a", 1, 3, 0, *others)).collect();
+            are_too_few(&views, named)
+        };
+        assert!(too_few(&[2], 1) && !too_few(&[2], 2) && !too_few(&[2, 2], 2) && too_few(&[4], 2));
+        assert!(!too_few(&[], 3) && !too_few(&[8], 3), "the others can agree");
+        assert!(too_few(&[8, 8], 3) && too_few(&[8, 2, 8], 3) && !too_few(&[8, 2, 2], 3));
+        let (a, b, c) = (view("a", 1, 3, 0, 2), view("b", 1, 3, 0, 2), view("c", 1, 3, 0, 8));
+        for views in [[&a, &b, &c], [&a, &c, &b], [&c, &a, &b]] {
+            let views: Vec<SentinelView> = views.into_iter().cloned().collect();
+            assert_eq!(agreed(&views, 3).map(|(address, ..)| address.1), Some(1));
+            let lone: Vec<SentinelView> = views.into_iter().filter(|view| view.id != "b").collect();
+            assert_eq!(agreed(&lone, 3), None, "its vote counts for nothing");
+        }
     }
 
     #[test]
