@@ -46,6 +46,7 @@ mod redis_rejections;
 mod redis_urls;
 mod sentinels;
 mod slips;
+mod stopped_release;
 mod store_errors;
 mod strangers;
 mod turnstile;
