@@ -31,7 +31,7 @@ use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant};
 use crate::supervise::guardian::Guardian;
 use crate::supervise::guardian::watched_by_lockrun::{self, ForkSide};
-use crate::supervise::{Launch, Prepared, Running, VALUE};
+use crate::supervise::{self, Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::stderr;
@@ -54,6 +54,9 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     // Before the fork: the holder that others see is lockrun itself, not its guardian.
     let claim = claim(plan);
     if !plan.store.has_leases() {
+        if supervise::watches_processes(plan.max_runtime, plan.descendants) {
+            supervise::call_what_ends_a_command();
+        }
         return Run::new(plan, claim)?.carry_out(store, signals, None);
     }
     let forked = watched_by_lockrun::fork();

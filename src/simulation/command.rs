@@ -185,7 +185,7 @@ impl Processes for SimulatedTree {
         Port::current().world().terminate_command(self.run);
     }
 
-    fn kill(&self) -> bool {
+    fn kill(&mut self) -> bool {
         Port::current().world().kill_command(self.run, self.side);
         true
     }

@@ -26,6 +26,7 @@ use std::time::Duration;
 pub use exit::{end_as, end_now};
 pub use interpreter::why_not_executed;
 pub use process::are_visible as processes_are_visible;
+pub use rehearsal::call_what_ends_a_command;
 pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, StopReason};
 #[cfg(test)]
@@ -50,6 +51,11 @@ pub enum Descendants {
     Wait,
     /// End them, then release the lock.
     Kill,
+}
+
+/// Returns whether COMMAND's parent may have to end COMMAND's processes or wait for them, even without a lease.
+pub fn watches_processes(max_runtime: Option<Duration>, descendants: Descendants) -> bool {
+    max_runtime.is_some() || descendants != Descendants::Leave
 }
 
 /// How to run COMMAND.
@@ -86,10 +92,9 @@ impl<'a> Prepared<'a> {
     pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
         let exec = Exec::new(launch, signals);
         let guard = guardian.map(|guardian| Guard::new(guardian, launch)).transpose()?;
-        let ends_command = launch.max_runtime.is_some() || launch.descendants != Descendants::Leave;
-        let access = ProcAccess::open(ends_command || guard.is_some()).map_err(StartFailure::Preparing)?;
-        let alarm = if ends_command && guard.is_none() { Alarm::new().ok() } else { None };
-        rehearsal::call_what_is_called_later(&access);
+        let watches = watches_processes(launch.max_runtime, launch.descendants);
+        let access = ProcAccess::open(watches || guard.is_some()).map_err(StartFailure::Preparing)?;
+        let alarm = if watches && guard.is_none() { Alarm::new().ok() } else { None };
         Ok(Prepared { launch, exec, access, alarm, guard })
     }
 

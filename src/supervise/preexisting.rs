@@ -15,6 +15,7 @@
 
 use libc::pid_t;
 
+use super::proc_access::ProcAccess;
 use super::process::{self, Process, own_pid};
 use crate::sys::children;
 
@@ -35,8 +36,9 @@ struct Known {
 
 impl Preexisting {
     /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will lead its own group.
-    pub(super) fn note(own_group: bool) -> Self {
-        let found = if children::are_there() { process::descendants(own_pid(), |_| false) } else { None };
+    pub(super) fn note(own_group: bool, access: &ProcAccess) -> Self {
+        let look = || process::descendants(own_pid(), |_| false);
+        let found = if children::are_there() { access.with_spare(look) } else { None };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
         let processes = found.into_iter().flatten().map(known).collect();
         Preexisting { processes, group: own_group.then(own_group_id) }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
@@ -12,26 +13,28 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use super::process::{self, own_pid};
 
-/// The kernel's list of this process's children, and two descriptors to spare.
+/// The kernel's list of this process's children, and two descriptors to spare. Neither, for a run that never ends its command or waits for
+/// what it leaves behind.
 #[derive(Debug)]
 pub(super) struct ProcAccess {
     children: Option<File>,
+    keeps_spare: bool,
     spare: RefCell<Option<[OwnedFd; 2]>>,
 }
 
 impl ProcAccess {
-    /// Opens what is needed to read /proc later, and the list of the main thread's children if COMMAND may have to be ended or its
-    /// descendants waited for (`needs_children`). Must be called by the main thread. Fails if no descriptor is left.
-    pub(super) fn open(needs_children: bool) -> nix::Result<Self> {
-        let children = if needs_children { open_list()? } else { None };
-        Ok(ProcAccess { children, spare: RefCell::new(Some(take_spare()?)) })
+    /// Opens both, if they `are_needed`. Must be called by the main thread. Fails if no descriptor is left.
+    pub(super) fn open(are_needed: bool) -> nix::Result<Self> {
+        let children = if are_needed { open_list()? } else { None };
+        let spare = are_needed.then(take_spare).transpose()?;
+        Ok(ProcAccess { children, keeps_spare: are_needed, spare: RefCell::new(spare) })
     }
 
-    /// Calls `look_at` with the process id of each child of the main thread, dead ones included, the newest last. Returns whether all of them
-    /// were listed: not if the kernel has no such list (CONFIG_PROC_CHILDREN).
+    /// Calls `look_at` with the process id of each child of the main thread, dead ones included, the newest last, until it breaks off.
+    /// Returns `false` if not all could be listed: the kernel may have no such list (CONFIG_PROC_CHILDREN).
     ///
     /// As long as this process reaps none of its children meanwhile, none that was there at the beginning is left out.
-    pub(super) fn each_child(&self, mut look_at: impl FnMut(pid_t)) -> bool {
+    pub(super) fn each_child(&self, mut look_at: impl FnMut(pid_t) -> ControlFlow<()>) -> bool {
         let Some(list) = &self.children else { return false };
         // The kernel returns a page at most.
         let mut page = [0; 4096];
@@ -48,8 +51,8 @@ impl ProcAccess {
             for byte in &page[..length] {
                 if byte.is_ascii_digit() {
                     pid = pid.saturating_mul(10).saturating_add(pid_t::from(byte - b'0'));
-                } else if pid != 0 {
-                    look_at(std::mem::take(&mut pid));
+                } else if pid != 0 && look_at(std::mem::take(&mut pid)).is_break() {
+                    return true;
                 }
             }
         }
@@ -59,8 +62,10 @@ impl ProcAccess {
     pub(super) fn with_spare<T>(&self, work: impl FnOnce() -> T) -> T {
         drop(self.spare.take());
         let result = work();
-        // If that fails, another thread has used them up meanwhile; then /proc may be unreadable next time.
-        self.spare.replace(take_spare().ok());
+        if self.keeps_spare {
+            // If that fails, another thread has used them up meanwhile; then /proc may be unreadable next time.
+            self.spare.replace(take_spare().ok());
+        }
         result
     }
 }
@@ -102,9 +107,13 @@ mod tests {
         #[allow(unsafe_code)]
         let thread = unsafe { libc::gettid() };
         let list = File::open(process::children_of(own_pid(), thread)).expect("the kernel has the list");
-        let access = ProcAccess { children: Some(list), spare: RefCell::new(None) };
+        let access = ProcAccess { children: Some(list), keeps_spare: false, spare: RefCell::new(None) };
         let mut found = HashSet::new();
-        assert!(access.each_child(|pid| assert!(found.insert(pid), "{pid} twice")));
+        let are_listed = access.each_child(|pid| {
+            assert!(found.insert(pid), "{pid} twice");
+            ControlFlow::Continue(())
+        });
+        assert!(are_listed);
         found
     }
 
@@ -132,7 +141,7 @@ mod tests {
 
     #[test]
     fn without_a_list_nothing_is_listed() {
-        let access = ProcAccess { children: None, spare: RefCell::new(None) };
+        let access = ProcAccess { children: None, keeps_spare: false, spare: RefCell::new(None) };
         assert!(!access.each_child(|_| panic!("there is none")));
     }
 }

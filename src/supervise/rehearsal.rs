@@ -8,29 +8,43 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::ControlFlow;
 use std::ptr;
 
 use super::proc_access::ProcAccess;
 use super::process::{self, own_pid};
 use crate::sys::priority;
 
-/// Makes these calls in a form that changes nothing. Calls that are made before the lock is requested anyway are not repeated here.
-pub(super) fn call_what_is_called_later(access: &ProcAccess) {
-    priority::keep();
-    access.with_spare(process::rehearse);
-    access.each_child(|_| ());
-    // SAFETY: plain system calls that have no effect: this process is in its group already, it is no child of its own, signal 0 is none,
-    // there is no such timer, and nothing is polled or advised.
+/// Makes the calls with which COMMAND's parent ends it or waits for what it leaves behind. Those that are made before the lock is requested
+/// anyway are not repeated here. A run that never does either needs none of them.
+///
+/// Must be called while the process has one thread: some filters kill only the thread that makes the call, and the others would live on.
+pub fn call_what_ends_a_command() {
+    let access = ProcAccess::open(true);
+    process::rehearse();
+    if let Ok(access) = access {
+        access.each_child(|_| ControlFlow::Continue(()));
+    }
+    // SAFETY: plain system calls that have no effect: this process is no child of its own, signal 0 is none, and nothing is polled or advised.
     unsafe {
-        libc::setpgid(0, libc::getpgid(0));
         libc::waitpid(own_pid(), ptr::null_mut(), libc::WNOHANG);
         libc::kill(own_pid(), 0);
-        libc::sched_yield();
-        libc::syscall(libc::SYS_timer_delete, -1);
         libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0);
         libc::madvise(ptr::null_mut(), 0, libc::MADV_NORMAL);
         libc::poll(ptr::null_mut(), 0, 0);
         libc::isatty(libc::STDERR_FILENO);
+    }
+}
+
+/// Makes all calls that a guardian makes late. Must be called while the guardian has one thread.
+pub(super) fn call_what_a_guardian_calls() {
+    call_what_ends_a_command();
+    priority::keep();
+    // SAFETY: plain system calls that have no effect: there is no such group and no such timer.
+    unsafe {
+        libc::setpgid(0, -1);
+        libc::sched_yield();
+        libc::syscall(libc::SYS_timer_delete, -1);
     }
 }
 

@@ -66,7 +66,7 @@ pub trait Processes {
 
     /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to wait before that,
     /// until the processes have died: not if more of them kept appearing.
-    fn kill(&self) -> bool;
+    fn kill(&mut self) -> bool;
 }
 
 /// The rules and their state: a machine whose inputs are the time and events.
@@ -191,7 +191,7 @@ impl<P: Processes> Supervisor<P> {
     }
 
     /// Sends a round of KILL, which begins at `now`. Returns when the next one is due: after a pause of `least` or more, or at once.
-    fn kill(&self, now: Moment, least: Duration) -> Moment {
+    fn kill(&mut self, now: Moment, least: Duration) -> Moment {
         let is_to_pause = self.tree.kill();
         let end = Moment::now();
         if !is_to_pause {

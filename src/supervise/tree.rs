@@ -9,8 +9,8 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::ptr;
 use std::time::Duration;
 
@@ -39,11 +39,14 @@ const SEARCH_AFTER: Duration = Duration::from_millis(20);
 /// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
 const PAUSE_TO_SEARCH: u32 = 3;
 
-/// How long after the first KILL dead children are reaped at the latest, although others do not die; and how many may wait for that.
-const REAP_AFTER: (Duration, usize) = (Duration::from_secs(5), 4096);
-
 /// The shortest pause between two such searches.
 const SEARCH_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long after the first KILL dead children are reaped at the latest, although others do not die.
+const REAP_AFTER: Duration = Duration::from_secs(5);
+
+/// If there are more children than this, the dead ones are reaped although others do not die.
+const CHILDREN_MAX: usize = 4096;
 
 /// COMMAND's process tree.
 #[derive(Debug)]
@@ -71,7 +74,7 @@ pub struct Tree {
     /// The descendants that this process had before. They are left alone.
     preexisting: Preexisting,
     access: ProcAccess,
-    killing: Cell<Option<Killing>>,
+    killing: Option<Killing>,
 }
 
 /// The state of the killing, from the first KILL on.
@@ -112,7 +115,7 @@ impl Tree {
     /// Makes this process a child subreaper and starts COMMAND.
     pub(super) fn start(exec: &mut Exec, setup: Setup, access: ProcAccess) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let preexisting = access.with_spare(|| Preexisting::note(setup.own_group));
+        let preexisting = Preexisting::note(setup.own_group, &access);
         let missed = Missed::until_now();
         let command = exec.spawn(setup)?;
         Ok(Tree {
@@ -128,7 +131,7 @@ impl Tree {
             missed,
             preexisting,
             access,
-            killing: Cell::new(None),
+            killing: None,
         })
     }
 
@@ -155,7 +158,7 @@ impl Tree {
             missed: Missed::default(),
             preexisting,
             access,
-            killing: Cell::new(None),
+            killing: None,
         }
     }
 
@@ -227,15 +230,15 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped or continued. Never waits. Returns whether COMMAND
-    /// has changed its state.
+    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped or continued. Never
+    /// waits. Returns whether COMMAND has changed its state.
     ///
     /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and inherits all
     /// orphans. Children of other threads (the getent that looks up the server's name) are neither reaped nor ended here, and do not
     /// count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
-        if self.killing.get().is_some_and(|killing| !killing.may_reap) {
+        if self.killing.is_some_and(|killing| !killing.may_reap) {
             return heard;
         }
         loop {
@@ -311,30 +314,31 @@ impl Tree {
     }
 
     /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from others, until none is
-    /// new, for [`KILLING_MAX`] at most. Also returns how many there are.
+    /// new, for [`KILLING_MAX`] at most. Also returns how many children there are.
     ///
-    /// None of them is reaped before all are dead, so their ids stay theirs. It also keeps a limit on the user's processes (`ulimit -u`) used
-    /// up: what forks as fast as it can comes to an end.
+    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes (`ulimit -u`) used up: what
+    /// forks as fast as it can comes to an end.
     fn kill_children(&self) -> (Children, usize) {
         let until = Moment::now() + KILLING_MAX;
         let mut known = HashSet::new();
         loop {
-            let (mut is_any_new, mut are_dead) = (false, true);
+            let (mut is_any_new, mut are_dead, mut is_over) = (false, true, false);
             let are_listed = self.access.each_child(|pid| {
                 let is_new = known.insert(pid);
-                if !self.may_be_commands(pid) || children::has_ended(pid) {
-                    return;
+                if self.may_be_commands(pid) && !children::has_ended(pid) {
+                    are_dead = false;
+                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for another user's.
+                    is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
                 }
-                are_dead = false;
-                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for another user's process.
-                is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
+                is_over = Moment::now() >= until;
+                if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
-            let found = match (are_listed, are_dead, is_any_new) {
-                (false, ..) => Children::Unknown,
-                (true, true, _) => Children::Dead,
-                (true, false, false) => Children::Dying,
-                (true, false, true) if Moment::now() >= until => Children::Appearing,
-                (true, false, true) => continue,
+            let found = match (are_listed, is_any_new) {
+                (false, _) => Children::Unknown,
+                (true, true) if is_over => Children::Appearing,
+                (true, true) => continue,
+                (true, false) if are_dead && !is_over => Children::Dead,
+                (true, false) => Children::Dying,
             };
             return (found, known.len());
         }
@@ -361,7 +365,10 @@ impl Tree {
     fn has_only_preexisting(&self) -> bool {
         let is_dead = |pid| process::read(pid).is_some_and(Process::is_dead);
         let mut has_only = true;
-        let look_at = |pid| has_only = has_only && (!self.may_be_commands(pid) || is_dead(pid));
+        let look_at = |pid| {
+            has_only = !self.may_be_commands(pid) || is_dead(pid);
+            if has_only { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
         let are_listed = self.access.with_spare(|| self.access.each_child(look_at));
         if are_listed {
             return has_only;
@@ -391,17 +398,17 @@ impl Processes for Tree {
         self.send(libc::SIGTERM, |_| true);
     }
 
-    fn kill(&self) -> bool {
+    fn kill(&mut self) -> bool {
         let now = Moment::now();
-        let first = Killing { search_at: now + SEARCH_AFTER, reaps_at: now + REAP_AFTER.0, may_reap: false };
-        let mut killing = self.killing.get().unwrap_or(first);
+        let first = Killing { search_at: now + SEARCH_AFTER, reaps_at: now + REAP_AFTER, may_reap: false };
+        let mut killing = self.killing.unwrap_or(first);
         // The whole group in one call, which no fork can outrun.
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
         // To recognise preexisting children, files of /proc are read.
-        let spares = !self.preexisting.is_empty();
+        let reads_proc = !self.preexisting.is_empty();
         let (found, count) =
-            if spares { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
+            if reads_proc { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
         // The others become children when those die: there is nothing to search for, unless that takes long.
         let now = Moment::now();
         if found == Children::Unknown || found == Children::Dying && now >= killing.search_at {
@@ -410,8 +417,8 @@ impl Processes for Tree {
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
         let is_over = matches!(found, Children::Dead | Children::Unknown);
-        killing.may_reap = is_over || now >= killing.reaps_at || count > REAP_AFTER.1;
-        self.killing.set(Some(killing));
+        killing.may_reap = is_over || now >= killing.reaps_at || count > CHILDREN_MAX;
+        self.killing = Some(killing);
         matches!(found, Children::Dying | Children::Unknown)
     }
 }

@@ -27,6 +27,7 @@ use super::entry;
 use super::exit;
 use super::proc_access::ProcAccess;
 use super::process;
+use super::rehearsal;
 use super::spawn::{Exec, Failure, Setup};
 use super::supervisor::{Finished, StopReason, Supervisor};
 use super::tree::Tree;
@@ -72,6 +73,7 @@ impl Guardian {
         // The guardian ends with lockrun, whose death closes the pipe. A stopped guardian notices, too: the kernel continues it then. (Not
         // one that stops itself at that very moment.)
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
+        rehearsal::call_what_a_guardian_calls();
         let state = LockrunState(File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new));
         Guardian { lockrun: Lockrun { pid, sender, state }, has_terminal, wake: Arc::new(wake), takeover }
     }

@@ -100,9 +100,9 @@ pub fn fork() -> nix::Result<ForkSide> {
     if has_terminal {
         rehearsal::call_setsid();
     }
-    let preexisting = Preexisting::note(!has_terminal);
     // Before the lock is requested: when lockrun has to take over, no descriptor may be left.
     let access = ProcAccess::open(true)?;
+    let preexisting = Preexisting::note(!has_terminal, &access);
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };

@@ -19,7 +19,7 @@ impl Processes for Unkillable {
 
     fn terminate(&self) {}
 
-    fn kill(&self) -> bool {
+    fn kill(&mut self) -> bool {
         true
     }
 }

@@ -64,6 +64,26 @@ fn a_terminal_without_its_file() {
     assert!(terminal.wait().success());
 }
 
+// The same as the first process of a PID namespace, where lockrun's process group is led by a process outside: COMMAND reads the terminal in the
+// foreground, and Ctrl-C reaches it.
+on_every_store!(a_terminal_in_a_pid_namespace, |store| {
+    let catcher = Catcher::new();
+    let script = format!("exec {PROGRAM} -k tty {}", catcher.of(&["SIGINT"]));
+    let mut terminal = shell(store);
+    enter(
+        &mut terminal,
+        &format!("(unshare -p -f --mount-proc sh -c '{}'; echo status $?)", script.replace('\'', "'\\''")),
+    );
+    terminal.wait_for("ready");
+    terminal.type_keys("\x03");
+    terminal.wait_for("caught SIGINT");
+    enter(&mut terminal, "last");
+    terminal.wait_for("got last");
+    terminal.wait_for("status 3");
+    terminal.wait_for(PROMPT);
+    assert!(is_free(store, "tty"));
+});
+
 // "Where a signal ended it, lockrun dies of the same signal": Ctrl-C ends a script that runs lockrun, too.
 on_every_store!(an_interrupt_ends_what_started_it, |store| {
     let mut terminal = shell(store);
