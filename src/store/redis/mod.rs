@@ -96,14 +96,23 @@ pub struct RedisStore {
     in_flight: bool,
     /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
     has_resent: bool,
-    /// Whether this process waits for the lock, in the queue or not.
-    is_waiter: bool,
+    /// What a request for the lock does if the server is full.
+    when_full: WhenFull,
     /// The state of our wait in the queue, if we wait.
     wait: Option<WaitState>,
     /// Whether the lock was granted to us.
     was_granted: bool,
     /// How many bytes the rest of a listing may take, while one is read.
     listing_left: Option<usize>,
+}
+
+/// What a request does if the server has no room for another client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhenFull {
+    /// It is repeated within its time.
+    AskAgain,
+    /// It fails: a waiter asks again by itself, and hears signals meanwhile.
+    Fail,
 }
 
 /// What is known of the server.
@@ -147,7 +156,7 @@ impl RedisStore {
             contact: Contact::NotYet,
             in_flight: false,
             has_resent: false,
-            is_waiter: false,
+            when_full: WhenFull::AskAgain,
             wait: None,
             was_granted: false,
             listing_left: None,
@@ -157,8 +166,10 @@ impl RedisStore {
     /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its way.
     fn request(&mut self, script: &Cmd) -> Result<Value, Failure> {
         self.has_resent = false;
-        let reply =
-            if self.is_waiter { self.run_unless_full(script, self.timeout) } else { self.run(script, self.timeout) };
+        let reply = match self.when_full {
+            WhenFull::AskAgain => self.run(script, self.timeout),
+            WhenFull::Fail => self.run_unless_full(script, self.timeout),
+        };
         self.in_flight |= self.has_resent || reply.as_ref().is_err_and(Failure::is_unanswered);
         reply
     }
@@ -226,7 +237,9 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
-        self.is_waiter |= if_held != IfHeld::Leave;
+        if if_held != IfHeld::Leave {
+            self.when_full = WhenFull::Fail;
+        }
         match self.ask(claim, if_held) {
             Ok(AcquireReply::Mine(grant, handoff)) => {
                 (self.wait, self.was_granted) = (None, true);

@@ -142,7 +142,7 @@ fn a_waiter_hears_a_signal_while_the_server_is_full() {
     let mut full = Full::of(&redis);
     let before = full.rejected();
     // Longer than this test waits.
-    let call = Lockrun::at(&redis.url()).key("k").args(["--wait", "--store-timeout", "10m"]);
+    let call = Lockrun::at(&redis.url()).key("k").args(["--wait", "--ttl", "1h", "--store-timeout", "10m"]);
     let waiter = call.command(["echo", "ran"]).spawn();
     eventually(LONG, "it was rejected", || full.rejected() >= before + 2);
     waiter.signal(Signal::SIGTERM);

@@ -23,14 +23,22 @@ fn releases_silently(url: &str, primary: &Redis, witnesses: &[&Redis]) {
     let is_held = || primary.keys().contains(&redis_keys::holders("k"));
     assert!(is_held());
     let lockruns: Vec<i32> = run.run.guardians().into_iter().chain([run.run.pid()]).collect();
-    witnesses.iter().for_each(|witness| witness.pause());
+    for witness in witnesses {
+        witness.pause();
+    }
     let run = run.close();
     eventually(LONG, "it has released the lock, and waits for the confirmation", || !is_held());
     assert!(lockruns.iter().all(|pid| is_alive(*pid)), "{lockruns:?}");
-    lockruns.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
-    witnesses.iter().for_each(|witness| witness.resume());
+    for pid in &lockruns {
+        send(*pid, Signal::SIGSTOP);
+    }
+    for witness in witnesses {
+        witness.resume();
+    }
     thread::sleep(TIMEOUT + Duration::from_millis(500));
-    lockruns.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+    for pid in &lockruns {
+        send(*pid, Signal::SIGCONT);
+    }
     run.wait().exited(0).printed("ready\n").silent();
 }
 
