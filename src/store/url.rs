@@ -95,17 +95,15 @@ impl Parameters {
         let Some(Parameter { name, place, .. }) = self.left.iter().min_by_key(|parameter| parameter.place) else {
             return Ok(());
         };
-        match with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
-            Some(with_tls) => Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}")),
-            None => {
-                let meant = match alike(name, self.known.iter().map(String::as_str)) {
-                    Some(meant) => format!("did you mean {meant}?"),
-                    None if self.known.len() == 1 => format!("there is {}", self.known.concat()),
-                    None => format!("there are {}", self.known.join(", ")),
-                };
-                Err(format!("has a parameter that is not known, number {place} after the ?; {meant}"))
-            }
+        if let Some(with_tls) = with_tls.filter(|_| matches!(name.as_str(), "ca" | "cert" | "key")) {
+            return Err(format!("has the parameter {name:?}, which needs TLS: {with_tls}"));
         }
+        let meant = match alike(name, self.known.iter().map(String::as_str)) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None if self.known.len() == 1 => format!("there is {}", self.known.concat()),
+            None => format!("there are {}", self.known.join(", ")),
+        };
+        Err(format!("has a parameter that is not known, number {place} after the ?; {meant}"))
     }
 }
 

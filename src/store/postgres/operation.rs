@@ -32,6 +32,8 @@ pub(super) const LOGIN_PATIENCE: u32 = 3;
 
 /// The subject of an operation.
 #[derive(Clone, Copy)]
+// Each is a fact of its own about the request.
+#[allow(clippy::struct_excessive_bools)]
 pub(super) struct Subject<'a> {
     /// The lock.
     pub(super) key: &'a Key,
