@@ -94,7 +94,7 @@ on_every_store!(the_answer_as_json, |store| {
     assert!(!output.stdout().contains('\u{202e}'), "{output}");
     let answer = json(&output);
     let names: Vec<&String> = answer.as_object().expect("an object").keys().collect();
-    assert_eq!(names, ["expires_in_ms", "fence", "key", "slot", "token"]);
+    assert_eq!(names, ["expires_in_ms", "fence", "key", "shared", "slot", "token"]);
     assert_eq!(answer["key"], "a \"b\" \u{202e}c");
     assert_eq!((&answer["expires_in_ms"], &answer["slot"]), (&Value::from(90_000), &Value::Null));
     let told = status(store, "a \"b\" \u{202e}c");
