@@ -105,8 +105,7 @@ fn a_misspelt_variable() {
         );
     }
     // A variable's name can be anything: if it has no form of a name, it is not repeated.
-    let hidden =
-        "a name that begins with LOCKRUN_, which is not shown because it may contain a password, is not a variable";
+    let hidden = "a variable that begins with LOCKRUN_ (not shown, as it may contain a password) is not a variable";
     touches_nothing(|call| marked(call.key("k").env("LOCKRUN_\x1b[31m\n", "")), hidden);
     let not_text = "exec env \"$(printf 'LOCKRUN_\\377')=1\" \"$@\"";
     touches_nothing(|call| call.key("k").command(["echo", "ran"]).in_shell(not_text).alone(), hidden);
