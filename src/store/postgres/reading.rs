@@ -232,9 +232,9 @@ impl Found {
             // Those that were granted the lock, and the one that asks, are read again.
             let places: HashSet<i64> = self.queue.iter().map(|row| row.place).collect();
             more.retain(|row| !places.contains(&row.place));
-            let last = last_of(&more);
-            self.has_all_waiters = last <= after;
-            after = last;
+            let is_other = |row: &&Queued| row.waiter.grant.is_none() && subject.asking != Some(&row.waiter.token);
+            self.has_all_waiters = more.iter().filter(is_other).count() < MORE_WAITERS;
+            after = last_of(&more);
             let facts = TableFacts::new(self.now_ms, &more, subject.asking);
             let has_next = more.iter().any(|row| row.waiter.grant.is_none() && facts.is_willing(&row.waiter));
             self.queue.extend(more);
