@@ -40,9 +40,9 @@ pub fn call_what_ends_a_command() {
 pub(super) fn call_what_a_guardian_calls() {
     call_what_ends_a_command();
     priority::keep();
-    // SAFETY: plain system calls that have no effect: there is no such group and no such timer.
+    // Not setpgid(2): the process that becomes COMMAND makes that call first, and a filter that kills for it ends that process.
+    // SAFETY: plain system calls that have no effect: there is no such timer.
     unsafe {
-        libc::setpgid(0, -1);
         libc::sched_yield();
         libc::syscall(libc::SYS_timer_delete, -1);
     }

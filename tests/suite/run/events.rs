@@ -290,8 +290,10 @@ on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
         let events = Events::new();
         let path = events.path();
         let path = path.to_str().expect("a plain path");
+        // The file is opened by its name in the directory.
+        let directory = path.rsplit_once('/').expect("in a directory").0;
         let hang = format!("inject={call}:delay_enter={}", Duration::from_mins(10).as_micros());
-        let traced = ["strace", "-f", "-qq", "-o", "/dev/null", "-P", path, "-e", &hang, PROGRAM];
+        let traced = ["strace", "-f", "-qq", "-o", "/dev/null", "-P", path, "-P", directory, "-e", &hang, PROGRAM];
         let url = store.url();
         let run = ["--key", "k", "--store", &url, "--events", path, "--", "sh", "-c", "echo ran"];
         let mut run = Lockrun::bare().command([&traced[..], &run].concat()).spawn_alone();

@@ -13,7 +13,7 @@ use crate::support::birth::Birth;
 use crate::support::hand::break_lock;
 use crate::support::holder::write_script;
 use crate::support::processes::{a_user_without_processes, children, find_program, send};
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
@@ -176,16 +176,14 @@ fn does_not_overlap(store: &Store, user: Option<&User>, command: &dyn Fn(&Record
 
 // "From COMMAND's first instruction until COMMAND and all that lockrun must stop is dead, no other run holds the same key": also if its
 // processes live for a moment each, on a machine with many other processes, for a user who may have no real-time priority.
-#[test]
-fn do_not_outlive_a_broken_lock() {
-    let store = Store::redis();
+on_redis!(do_not_outlive_a_broken_lock, |store, redis| {
     let _others = others(1500);
     let user = User::new(a_user_without_processes(), &[]);
     for _ in 0..3 {
-        does_not_overlap(&store, Some(&user), &|record| record.chains(300, "600"), Loss::Broken);
+        does_not_overlap(store, Some(&user), &|record| record.chains(300, "600"), Loss::Broken);
     }
-    does_not_overlap(&store, None, &|record| record.chains(300, "600"), Loss::Broken);
-}
+    does_not_overlap(store, None, &|record| record.chains(300, "600"), Loss::Broken);
+});
 
 // The same if lockrun or its guardian is killed, and the other one has to end them.
 on_every_lease_store!(do_not_outlive_lockrun, |store| {
@@ -198,14 +196,12 @@ on_every_lease_store!(do_not_outlive_lockrun, |store| {
 });
 
 // The same for scripts that start themselves again and again.
-#[test]
-fn scripts_that_start_themselves_again_do_not_overlap() {
-    let store = Store::redis();
+on_redis!(scripts_that_start_themselves_again_do_not_overlap, |store, redis| {
     let user = User::new(a_user_without_processes(), &[]);
     for loss in [Loss::Broken, Loss::LockrunKilled, Loss::GuardianKilled] {
-        does_not_overlap(&store, Some(&user), &Record::restarts, loss);
+        does_not_overlap(store, Some(&user), &Record::restarts, loss);
     }
-}
+});
 
 /// Returns a call for this store, which a user with this id can reach.
 fn call_of(uid: u32, store: &Store) -> Lockrun {
