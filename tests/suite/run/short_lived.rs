@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
@@ -16,6 +17,12 @@ use crate::support::processes::{a_user_without_processes, children, find_program
 use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
+
+/// Waits until no other of these tests runs its command: each keeps a processor busy, and users without real-time priority share what is left.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Ignores TERM. Six chains of processes write `alive` to a file: each process lives for about a millisecond, starts the next one, which
 /// begins a session of its own, and ends. Beside them are sleeping processes, each in a session of its own. Should a test fail, all of them
@@ -145,6 +152,7 @@ enum Loss {
 #[track_caller]
 fn does_not_overlap(store: &Store, user: Option<&User>, command: &dyn Fn(&Record) -> Vec<String>, loss: Loss) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    let _alone = alone();
     // The run that waits is killed in the end, and its lease outlives it.
     let key = &format!("short-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let record = Record::new();
@@ -214,6 +222,7 @@ fn call_of(uid: u32, store: &Store) -> Lockrun {
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124", "`--descendants kill`: end them first": on files, too, where lockrun itself is their
 // parent.
 on_every_store!(are_ended_with_their_command, |store| {
+    let _alone = alone();
     let uid = a_user_without_processes();
     let user = User::new(uid, &[]);
     let call = call_of(uid, store).args(["--ttl", "60s"]);
@@ -231,6 +240,7 @@ on_every_store!(are_ended_with_their_command, |store| {
 
 // The same where a shell has executed lockrun and its other children are spared.
 on_every_store!(are_ended_beside_others, |store| {
+    let _alone = alone();
     let record = Record::new();
     let call = Lockrun::new(store).key("short").args(["--max-runtime", "1s", "--kill-after", "200ms"]);
     let call = call.command(record.chains(20, "600"));
@@ -258,6 +268,7 @@ while time.monotonic() < end:
 // The same for a fork bomb, also where lockrun, without priority, has to share the processors with it.
 #[test]
 fn a_fork_bomb_is_ended() {
+    let _alone = alone();
     for store in [Store::file(), Store::redis()] {
         let uid = a_user_without_processes();
         let user = User::new(uid, &[]);
