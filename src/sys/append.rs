@@ -34,7 +34,7 @@ const PROC_ROOT: u64 = 1;
 ///   sticky. A group may write to a directory, as to /var/log on some systems.
 /// - In a directory that others (a group or everybody) can write to, no symbolic link is followed, and a file or FIFO at the end must belong
 ///   to root or to this user and have no other name. Its owner alone does not say who put it there: hard links and renames keep the owner.
-///   A file or FIFO in a directory that is not shared may be anybody's, as a log that belongs to a service: whoever can create one there
+///   A file or FIFO in a directory that is not shared may belong to any user, as a log that belongs to a service: a user who can create one there
 ///   is trusted.
 /// - No link of /proc to what a process uses, such as `/proc/self/cwd`, may lead on: its text names another place than the link leads to.
 ///
