@@ -66,6 +66,7 @@ impl Options {
             held_policy: HeldPolicy {
                 on_held: settings.on_held_by_hand()?,
                 held_status: settings.held_status_by_hand()?,
+                terms: None,
             },
             verbosity: settings.verbosity()?,
             form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {

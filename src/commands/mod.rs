@@ -75,5 +75,5 @@ fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn
 fn is_forgotten(key: &Key, token: &Token, store: &mut dyn Store) -> bool {
     let listing = store.list(Some(key)).ok();
     let mut holder = listing.iter().flat_map(|listing| &listing.found).filter_map(|status| status.holder_under(token));
-    holder.any(|holder| holder.purpose == Purpose::Forgotten)
+    holder.any(|holder| holder.purpose == Purpose::Unrecorded)
 }

@@ -7,7 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::holder::Holder;
 use super::key::Key;
 use super::lease::Ttl;
+use super::state::Purpose;
 use super::token::Token;
+
+/// The longest that a place in the queue lasts without a request of its waiter: for so long a dead one can keep the lock unused.
+const PLACE_MAX: Duration = Duration::from_secs(30);
 
 /// A claim to a lock, under a token, for a holder.
 #[derive(Clone, Debug)]
@@ -29,6 +33,18 @@ pub struct Claim {
     /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply. Cancelling a
     /// request drops only what that request obtained.
     pub request: Option<Token>,
+}
+
+impl Claim {
+    /// Returns how long the claim's place in a queue lasts after each of its requests.
+    pub fn place(&self) -> Duration {
+        self.ttl.length().map_or(PLACE_MAX, |ttl| ttl.min(PLACE_MAX))
+    }
+
+    /// Returns what the lock is claimed for.
+    pub fn purpose(&self) -> Purpose {
+        if self.by_hand { Purpose::Hand } else { Purpose::Run }
+    }
 }
 
 /// How a lock may be shared.

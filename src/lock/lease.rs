@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use super::state::ASKS_PER_PLACE;
 use crate::sys::clock::Moment;
 use crate::text::duration;
 
@@ -118,6 +119,18 @@ impl Terms {
         ))
     }
 
+    /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place` in the queue, and
+    /// is first renewed when the place would have been prolonged.
+    pub fn after_hand_off(self, place: Duration) -> Self {
+        Terms { ttl: place, renew_every: self.renew_every.min(place / ASKS_PER_PLACE), ..self }
+    }
+
+    /// Returns whether so much is left at `now` of the lease that was granted to a request sent at `sent_at`, that a renewal can be
+    /// answered before TERM is due. Otherwise the lease must be renewed before COMMAND starts.
+    pub fn leave_time_to_renew(&self, sent_at: Moment, now: Moment) -> bool {
+        now + self.store_timeout < self.deadline(sent_at).term_at
+    }
+
     /// Returns the deadline of a grant whose request was sent at `sent_at`.
     pub fn deadline(&self, sent_at: Moment) -> Deadline {
         let horizon = sent_at + self.ttl.saturating_sub(self.ttl / DRIFT).saturating_sub(CLOCK_SLACK);
@@ -176,9 +189,10 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the lease granted to a request sent at `sent_at`.
-    pub fn granted(terms: Terms, sent_at: Moment) -> Self {
-        Lease { terms, deadline: terms.deadline(sent_at), renew_at: terms.renew_at(sent_at), lost: false }
+    /// Returns the lease granted to a request sent at `sent_at`. Its first length is that of `first`; from the first renewal on it is
+    /// that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`].
+    pub fn granted(terms: Terms, first: Terms, sent_at: Moment) -> Self {
+        Lease { terms, deadline: first.deadline(sent_at), renew_at: first.renew_at(sent_at), lost: false }
     }
 
     /// Returns what to do at `now`. After the first `Stop`, it always returns `Stop`.
@@ -277,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_is_due_follows_the_clock() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.due(at(0)), Due::Sleep(at(10_000)));
         assert_eq!(lease.due(at(9_999)), Due::Sleep(at(10_000)));
         assert_eq!(lease.due(at(10_000)), Due::Renew);
@@ -287,14 +301,14 @@ mod tests {
 
     #[test]
     fn an_answer_moves_the_deadline_by_when_its_request_left() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::Mine, at(14_000)), Some(terms().deadline(at(10_000))));
         assert_eq!(lease.due(at(14_000)), Due::Sleep(at(20_000)));
     }
 
     #[test]
     fn no_answer_is_tried_again_until_it_is_time_for_term() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::Unknown, at(15_000)), None);
         assert_eq!(lease.due(at(15_000)), Due::Sleep(at(16_000)));
         assert_eq!(lease.due(at(16_000)), Due::Renew);
@@ -303,7 +317,7 @@ mod tests {
 
     #[test]
     fn without_an_answer_it_is_tried_more_often_before_term_and_given_up_when_term_is_due() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         let mut attempts = Vec::new();
         let mut now = at(17_000);
         while lease.due(now) != Due::Stop {
@@ -322,14 +336,14 @@ mod tests {
     #[test]
     fn a_store_slower_than_the_renewals_is_not_asked_without_a_pause() {
         let hasty = Terms { renew_every: millis(300), ..terms() };
-        let mut lease = Lease::granted(hasty, at(0));
+        let mut lease = Lease::granted(hasty, hasty, at(0));
         assert!(lease.answered(at(300), RenewalAnswer::Mine, at(2_000)).is_some());
         assert_eq!(lease.due(at(2_000)), Due::Sleep(at(2_000) + hasty.renew_every / 8));
     }
 
     #[test]
     fn not_ours_is_final() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::NotMine, at(10_001)), None);
         assert_eq!(lease.due(at(10_001)), Due::Stop);
         assert_eq!(lease.answered(at(10_002), RenewalAnswer::Mine, at(10_003)), None);
@@ -338,7 +352,7 @@ mod tests {
 
     #[test]
     fn an_answer_when_term_is_due_rescues_nothing() {
-        let mut lease = Lease::granted(terms(), at(0));
+        let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(15_000), RenewalAnswer::Mine, at(18_690)), None);
         assert_eq!(lease.due(at(18_690)), Due::Stop);
     }
@@ -356,7 +370,7 @@ mod tests {
     fn a_late_renewal_is_moved_before_term() {
         let tight = Terms { renew_every: millis(14_900), ..terms() };
         assert_eq!(tight.check(), Ok(()));
-        let mut lease = Lease::granted(tight, at(0));
+        let mut lease = Lease::granted(tight, tight, at(0));
         assert_eq!(lease.due(at(0)), Due::Sleep(at(13_690)));
     }
 
@@ -407,7 +421,7 @@ mod tests {
             let mut on_their_way = std::collections::VecDeque::new();
             let mut proven = granted_at;
             let mut lost = false;
-            let mut lease = Lease::granted(terms, granted_at);
+            let mut lease = Lease::granted(terms, terms, granted_at);
             prop_assert!(matches!(lease.due(granted_at), Due::Sleep(_)), "terms that are accepted can be kept");
             for step in steps {
                 match step {

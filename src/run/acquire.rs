@@ -8,6 +8,7 @@ use super::progress::Progress;
 use super::wait::{self, Acquired, Wait};
 use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
+use crate::lock::lease::Terms;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Claim, Grant, Held, HolderStatus, KeyStatus, Mode, RecentSuccess, Store, StoreError, Tried};
@@ -23,6 +24,9 @@ pub struct HeldPolicy {
     pub on_held: OnHeld,
     /// The exit status if it stays held.
     pub held_status: u8,
+    /// The terms of the lease under which a command starts; `None` if the lease is not renewed from here: then it must last for its
+    /// whole ttl.
+    pub terms: Option<Terms>,
 }
 
 /// Acquires the lock that `claim` names; `guardian` is set if this process is one. If the lock is not granted, reports why, and returns
@@ -36,7 +40,7 @@ pub fn acquire(
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<Grant, Outcome> {
-    let HeldPolicy { on_held, held_status } = held_policy;
+    let HeldPolicy { on_held, held_status, terms } = held_policy;
     let began = Moment::now();
     let answer = match on_held {
         OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(|tried| match tried {
@@ -48,7 +52,7 @@ pub fn acquire(
             let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
                 &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
             let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
-            let wait = Wait { until: span.map(|span| began + span), max_waiting, signals, watcher };
+            let wait = Wait { until: span.map(|span| began + span), max_waiting, terms, signals, watcher };
             acquire_or_wait(store, claim, outer, wait, is_hopeless)
         }
     };

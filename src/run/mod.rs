@@ -190,7 +190,8 @@ impl<'a> Run<'a> {
             prepared.set(VALUE, &value);
             return Ok(grant);
         }
-        let held_policy = HeldPolicy { on_held: self.plan.on_held, held_status: self.plan.held_status };
+        let terms = Some(self.plan.terms).filter(|_| self.plan.expires);
+        let held_policy = HeldPolicy { on_held: self.plan.on_held, held_status: self.plan.held_status, terms };
         acquire::acquire(store, &self.claim, held_policy, &self.enclosing, &self.reporter, signals, guardian)
     }
 
@@ -204,7 +205,7 @@ impl<'a> Run<'a> {
     ) -> Option<Renewer> {
         let (Some(sent_at), Some(renewer)) = (grant.lease_from, renewer) else { return None };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
-        let lease = Lease::granted(self.plan.terms, sent_at);
+        let lease = Lease::granted(self.plan.terms, self.first_terms(grant), sent_at);
         renewer.start(store, self.claim.clone(), lease, control, Arc::clone(&self.reporter));
         Some(renewer)
     }

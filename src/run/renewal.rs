@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn granted() -> Renewal {
-        Renewal::new(Lease::granted(TERMS, at(0)))
+        Renewal::new(Lease::granted(TERMS, TERMS, at(0)))
     }
 
     #[test]

@@ -191,7 +191,7 @@ mod tests {
             if self.asked <= self.reserved {
                 return Ok(Reserved::Taken);
             }
-            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None }, value.clone()))
+            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None, by_hand_off: false }, value.clone()))
         }
     }
 

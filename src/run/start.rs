@@ -13,12 +13,11 @@ use super::Run;
 use super::outcome::Outcome;
 use super::renewer::Renewer;
 use crate::config::plan::Plan;
-use crate::lock::lease::Deadline;
+use crate::lock::lease::{Deadline, Terms};
 use crate::report::event::Event;
 use crate::store::Grant;
 use crate::supervise::guardian::Guardian;
 use crate::supervise::{self, Descendants, FENCE, Launch, Prepared, Running, SLOT, StartFailure};
-use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 
 /// Why COMMAND was not started under the lock.
@@ -63,16 +62,22 @@ impl Run<'_> {
         if self.plan.mode.several_slots().is_some() {
             prepared.set(SLOT, &grant.slot.to_string());
         }
-        let started = prepared.start(deadline(self.plan, grant.lease_from));
+        let started = prepared.start(self.deadline(grant));
         let running = started.map_err(NotStarted::Failed)?;
         self.reporter.report(Event::Started { program: &self.program() });
         Ok(running)
     }
-}
 
-/// Returns the deadline of a lease that counts from `lease_from`; `None` if there is no lease, or if it does not expire.
-fn deadline(plan: &Plan, lease_from: Option<Moment>) -> Option<Deadline> {
-    lease_from.filter(|_| plan.expires).map(|from| plan.terms.deadline(from))
+    /// Returns the deadline of the lease; `None` if there is none, or if it does not expire.
+    fn deadline(&self, grant: &Grant) -> Option<Deadline> {
+        grant.lease_from.filter(|_| self.plan.expires).map(|from| self.first_terms(grant).deadline(from))
+    }
+
+    /// Returns the terms of the lease until its first renewal.
+    pub(super) fn first_terms(&self, grant: &Grant) -> Terms {
+        let terms = self.plan.terms;
+        if grant.by_hand_off { terms.after_hand_off(self.claim.place()) } else { terms }
+    }
 }
 
 /// Fails if the run needs /proc and does not have it: to find COMMAND's processes in order to end them in time or wait for them, or to

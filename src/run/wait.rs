@@ -4,6 +4,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use crate::lock::lease::Terms;
+use crate::lock::state::ASKS_PER_PLACE;
 use crate::store::{
     Claim, Grant, Held, IfHeld, RecentSuccess, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_behind,
 };
@@ -24,6 +26,9 @@ pub struct Wait<'a> {
     pub until: Option<Moment>,
     /// The claim does not join the queue if this many already wait; `None`: no limit.
     pub max_waiting: Option<u32>,
+    /// The terms of the lease of a lock that is handed over; `None` if the lease must last for its whole ttl, so that it is renewed
+    /// first.
+    pub terms: Option<Terms>,
     /// lockrun's signals. One that would terminate lockrun ends the wait.
     pub signals: &'a Signals,
     /// Observes the wait.
@@ -61,8 +66,8 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreErro
 
 /// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has been cancelled.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
-    let Wait { until, max_waiting, signals, watcher } = wait;
-    let mut waiting = WaitingClaim { store, claim, outage_from: None, held: None, may_hold: false };
+    let Wait { until, max_waiting, terms, signals, watcher } = wait;
+    let mut waiting = WaitingClaim { store, claim, terms, outage_from: None, held: None, may_hold: false };
     let acquired = waiting.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
     match acquired {
         // Nothing to cancel: the claim's last request has left the queue, or has not joined it.
@@ -105,6 +110,8 @@ enum WaitEnd {
 struct WaitingClaim<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
+    /// See [`Wait::terms`].
+    terms: Option<Terms>,
     /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it is busy, or when
     /// the last sleep or stop of lockrun ended; if none of these has happened, when the store was first found slow. Until it is set, an
     /// unreachable store is an error at once.
@@ -135,6 +142,7 @@ impl WaitingClaim<'_> {
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
             let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
+            let sent_at = Moment::now();
             let tried = self.store.try_acquire(self.claim, if_held);
             self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.nothing_to_cancel);
             match tried {
@@ -147,10 +155,26 @@ impl WaitingClaim<'_> {
                     if watcher.waiting(&held).is_break() {
                         return Ok(WaitEnd::Hopeless(held));
                     }
-                    self.held = Some(held);
                     let slept_from = Moment::now();
-                    match self.store.sleep(self.claim, until, waiter, watcher) {
-                        Ok(Wakeup::TryAgain) => {
+                    let look_at = held.look_in.map(|look_in| slept_from + look_in);
+                    // The kernel keeps a place for as long as its process lives.
+                    let ask_at = held.place.map(|_| self.ask_at(sent_at, look_at));
+                    let wake_at = until.into_iter().chain(ask_at).min();
+                    let last_fence = held.last_fence;
+                    self.held = Some(held);
+                    match self.store.await_turn(self.claim, wake_at, waiter, watcher) {
+                        // The lease counts from the last request that was answered "you wait": the store prolonged the place when it
+                        // arrived, and handed the lock over after that. A wake-up with an earlier fence was late: it says nothing of
+                        // this place.
+                        Ok(Wakeup::HandedOver { fence, slot }) if fence > last_fence && self.may_start(sent_at) => {
+                            return Ok(WaitEnd::Granted(Grant {
+                                fence,
+                                slot,
+                                lease_from: Some(sent_at),
+                                by_hand_off: true,
+                            }));
+                        }
+                        Ok(Wakeup::HandedOver { .. } | Wakeup::AskAgain) => {
                             // The store has worked until now.
                             self.outage_from = Some(Moment::now());
                             backoff = Backoff::new();
@@ -178,6 +202,22 @@ impl WaitingClaim<'_> {
                 return Ok(WaitEnd::Signal(signal));
             }
         }
+    }
+
+    /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be prolonged that the request sent at
+    /// `sent_at` has prolonged. That is a little different for each token, so that very many do not ask at the same moment.
+    fn ask_at(&self, sent_at: Moment, look_at: Option<Moment>) -> Moment {
+        let every = self.claim.place() / ASKS_PER_PLACE;
+        let share = self.claim.token.as_str().bytes().fold(0, |sum, byte| (sum * 31 + u32::from(byte)) % 64);
+        let prolong_at = sent_at + every.saturating_sub(every * share / 512);
+        look_at.map_or(prolong_at, |look_at| look_at.min(prolong_at))
+    }
+
+    /// Returns whether COMMAND may start under a lock that was handed over after the request sent at `sent_at`, before the lease is
+    /// renewed.
+    fn may_start(&self, sent_at: Moment) -> bool {
+        let terms = self.terms.map(|terms| terms.after_hand_off(self.claim.place()));
+        terms.is_some_and(|terms| terms.leave_time_to_renew(sent_at, Moment::now()))
     }
 
     /// Returns whether to try again after a request that failed with this trouble.

@@ -52,7 +52,8 @@ fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant>
     let acquired = if let OnHeld::Wait { span, max_waiting } = plan.on_held {
         port.world().runs[run].is_waiting = true;
         let until = span.map(|span| Moment::now() + span);
-        let wait = Wait { until, max_waiting, signals: signals(), watcher: &mut Onlooker { run } };
+        let terms = Some(plan.terms);
+        let wait = Wait { until, max_waiting, terms, signals: signals(), watcher: &mut Onlooker { run } };
         match wait::in_turn(store, claim, wait) {
             Ok(Acquired::Mine(grant)) => Ok(grant),
             Ok(_) => Err("gets no lock".to_owned()),
@@ -83,15 +84,17 @@ fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant>
 /// Runs the command under the lock, and releases the lock.
 fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) {
     let port = Port::current();
-    let granted_at = grant.lease_from.expect("is a lease");
-    let Some(mut supervisor) = start(run, plan, granted_at) else {
+    let sent_at = grant.lease_from.expect("is a lease");
+    let first = if grant.by_hand_off { plan.terms.after_hand_off(plan.claim.place()) } else { plan.terms };
+    let lease = Lease::granted(plan.terms, first, sent_at);
+    let Some(mut supervisor) = start(run, plan, first.deadline(sent_at)) else {
         port.world().say(run, "does not start its command");
         release(&mut store, run, plan, Release::at_once(Outcome::Failed.ending()));
         return;
     };
     let shared = Arc::new(Mutex::new(Some(store)));
     let (its_store, its_plan) = (Arc::clone(&shared), plan.clone());
-    port.world().begin(run, Side::Guardian, move |run| renew(run, &its_store, &its_plan, granted_at));
+    port.world().begin(run, Side::Guardian, move |run| renew(run, &its_store, &its_plan, lease));
     let finished = watch(run, &mut supervisor);
     let mut store = take_back(run, &shared);
     port.step();
@@ -99,7 +102,7 @@ fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) 
 }
 
 /// Starts the command, if there is time for it and lockrun is alive.
-fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<SimulatedTree>> {
+fn start(run: RunId, plan: &Plan, deadline: Deadline) -> Option<Supervisor<SimulatedTree>> {
     let port = Port::current();
     loop {
         let mut world = port.world();
@@ -113,7 +116,6 @@ fn start(run: RunId, plan: &Plan, granted_at: Moment) -> Option<Supervisor<Simul
         }
         port.wait(Some(Moment::now() + CONTINUED_CHECK));
     }
-    let deadline = plan.terms.deadline(granted_at);
     if !port.world().runs[run].lockrun.is_alive || Moment::now() >= deadline.term_at {
         return None;
     }
@@ -186,9 +188,9 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
 }
 
 /// The renewer's thread.
-fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, granted_at: Moment) {
+fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, lease: Lease) {
     let port = Port::current();
-    let mut renewal = Renewal::new(Lease::granted(plan.terms, granted_at));
+    let mut renewal = Renewal::new(lease);
     loop {
         match renewal.next(Moment::now()) {
             Next::Sleep(until) => port.wait(Some(until)),

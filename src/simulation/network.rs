@@ -1,7 +1,7 @@
 //! Hosts with their own clocks, and the network between them and the server.
 //!
-//! A message may be lost, delayed, or overtaken by another. It is never delivered twice: no transport in use does that, and a
-//! request repeated under the same token is a different message.
+//! A message may be lost, delayed, or overtaken by another. An answer is never delivered twice: no transport in use does that, and a
+//! request repeated under the same token is a different message. A wake-up may be.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -39,47 +39,28 @@ pub struct Request {
 /// What a request asks for.
 #[derive(Debug)]
 pub enum Ask {
-    Acquire {
-        claim: Box<Claim>,
-        if_held: IfHeld,
-    },
-    Renew {
-        claim: Box<Claim>,
-    },
-    Release {
-        claim: Box<Claim>,
-        how: Release,
-        is_in_flight: bool,
-    },
-    Cancel {
-        claim: Box<Claim>,
-        is_in_flight: bool,
-    },
-    /// A waiter's sign of life. It gets no answer, but a call that the waiter has missed is repeated.
-    Heartbeat {
-        claim: Box<Claim>,
-    },
+    Acquire { claim: Box<Claim>, if_held: IfHeld },
+    Renew { claim: Box<Claim> },
+    Release { claim: Box<Claim>, how: Release, is_in_flight: bool },
+    Cancel { claim: Box<Claim>, is_in_flight: bool },
 }
 
 /// A message from the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Letter {
     /// The answer to the request with this number.
     Answer { to: u64, answer: Answer },
-    /// The waiter must ask again: it was granted the lock, or has missed a grant, or was passed over.
-    Granted,
-    /// Another waiter was granted the lock: send a sign of life, and look at the lock at this time.
-    Watch { look: Look },
+    /// The waiter is woken: the lock was handed to it, with this fence and slot, or it must ask again.
+    Woken { handed: Option<(u64, u32)> },
     /// The connection is gone.
     Reset,
 }
 
 /// The answer to a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Answer {
     Acquired {
         acquired: state::Acquired,
-        look: Look,
         now_ms: u64,
     },
     Renewed(state::Renewed),
@@ -87,17 +68,6 @@ pub enum Answer {
     Cancelled(bool),
     /// No server is listening.
     Refused,
-}
-
-/// When a waiter must look at the lock.
-#[derive(Clone, Copy, Debug)]
-pub struct Look {
-    /// The time until the next lease or grant ends, if one does.
-    pub ends_in: Option<Duration>,
-    /// The number of waiters that look before it.
-    pub turn: u32,
-    /// The time until it looks in any case, if waiters ahead keep it from the lock.
-    pub beat: Option<Duration>,
 }
 
 /// A process's end of its connection to the server.

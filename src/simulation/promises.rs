@@ -4,19 +4,11 @@ use super::actors::nanos;
 use super::scenario::Sharing;
 use super::world::{Event, MILLISECOND, Nanos, Run, RunId, SECOND, World};
 use crate::lock::claim::Mode;
-use crate::lock::state::LockState;
+use crate::lock::state::{HolderState, LockState, Now, Purpose, WaiterState};
 use crate::lock::token::Token;
 use crate::supervise::{Descendants, Finished};
 
-/// After a disturbance, a waiter is back within this time and its `--store-timeout`: a request without an answer has timed out,
-/// and the next heartbeat has come.
-const SETTLES_WITHIN: Nanos = 12 * SECOND;
-
-/// Absent waiters keep the others from a free lock for this long at most. If a lease, or a grant from before the last fault, has lapsed,
-/// this counts from the moment when it is noticed.
-const KEPT_FOR: Nanos = 2 * SECOND;
-
-/// A lapsed lease or grant is noticed, and the lock granted to the next waiter, within this time.
+/// The end of a lease or a place is noticed, and the lock handed off, within this time.
 const NOTICED_WITHIN: Nanos = SECOND;
 
 /// What has been observed so far.
@@ -29,20 +21,18 @@ pub struct Promises {
     pub sound_since: Nanos,
     /// When a process was last killed or stopped.
     pub disturbed_at: Nanos,
-    /// Since when a present waiter could have had the lock; `None` if none could now.
+    /// Since when only the dead keep a living waiter from the lock; `None` if they do not.
     kept: Option<Kept>,
     /// How many commands have started.
     pub started: u64,
 }
 
-/// The time in which a present waiter could have had the lock.
+/// The time in which only the dead keep a living waiter from the lock.
 #[derive(Clone, Copy)]
 struct Kept {
     since: Nanos,
-    /// How many held the lock in that time.
-    held: usize,
-    /// When everything that had lapsed by `since` had been noticed.
-    noticed_at: Option<Nanos>,
+    /// How many living runs use the lock in that time.
+    used: usize,
 }
 
 impl World {
@@ -98,45 +88,30 @@ impl World {
         self.runs[run].command.is_dismissed = finished.why.is_none() && plan.descendants == Descendants::Leave;
     }
 
-    /// Checks the server's answer that this run has the lock.
-    pub fn acquired(&mut self, run: RunId, before: &LockState, fence: u64) {
-        let token = &self.runs[run].plan.claim.token;
-        if before.holders.iter().any(|holder| holder.token == *token) {
-            return;
-        }
-        let now_ms = self.server_ms();
-        let was_granted = before.waiters.iter().any(|waiter| waiter.token == *token && waiter.grant.is_some());
-        let mut ahead = before.waiters.iter().take_while(|waiter| waiter.token != *token);
-        let overtaken = ahead.find(|ahead| {
-            let now = self.server.state.waiters.iter().find(|waiter| waiter.token == ahead.token);
-            !was_granted && now.is_some_and(|now| self.server.is_willing(now, now_ms))
-        });
-        if let Some(overtaken) = overtaken {
-            let why = format!("run {run} overtakes run {}", overtaken.token.as_str());
-            self.fail(&why);
-        }
-        if fence <= self.promises.last_fence {
-            self.fail(&format!("run {run} gets a fence that is not greater than one before"));
-        }
-        self.promises.last_fence = fence;
-    }
-
-    /// Checks that no waiter is granted the lock while an earlier one is present and has no grant.
-    pub fn grants_are_in_order(&mut self, before: &LockState, granted: &[Token]) {
-        let now_ms = self.server_ms();
-        for token in granted {
-            let ahead = before.waiters.iter().take_while(|waiter| waiter.token != *token);
-            let state = &self.server.state;
-            let place = |token: &Token| state.waiters.iter().position(|waiter| waiter.token == *token);
-            for ahead in ahead {
-                let now = state.waiters.iter().find(|waiter| waiter.token == ahead.token);
-                let is_willing = now.is_some_and(|now| self.server.is_willing(now, now_ms));
-                if is_willing && place(&ahead.token) < place(token) {
-                    let why = format!("run {} is passed by for run {}", ahead.token.as_str(), token.as_str());
-                    return self.fail(&why);
-                }
+    /// Checks a step of the server, `before` which the state was this: the lock was handed to the first waiters in order, nobody has
+    /// overtaken them, each new holder has a greater fence than all before it, and no two have the same slot.
+    pub fn lock_was_handed_off(&mut self, before: &LockState) {
+        let (now, state) = (Now::unix(self.server_ms()), self.server.state.clone());
+        let is_new = |holder: &&HolderState| before.holders.iter().all(|it| it.token != holder.token);
+        for holder in state.holders.iter().filter(is_new) {
+            if holder.fence <= self.promises.last_fence {
+                self.fail(&format!("run {} gets a fence that is not greater than one before", holder.token.as_str()));
+            }
+            self.promises.last_fence = holder.fence;
+            let ahead = before.waiters.iter().take_while(|waiter| waiter.token != holder.token);
+            let still_waits = |waiter: &&WaiterState| state.waiters.iter().any(|it| it.token == waiter.token);
+            // One that has lost its place and asks again waits at the end.
+            let overtaken = ahead.filter(|waiter| waiter.is_in_force(now)).find(still_waits);
+            if let Some(overtaken) = overtaken {
+                self.fail(&format!("run {} overtakes run {}", holder.token.as_str(), overtaken.token.as_str()));
             }
         }
+        let mut slots: Vec<u32> = state.holders.iter().map(|holder| holder.slot).collect();
+        slots.sort_unstable();
+        if slots.windows(2).any(|pair| pair[0] == pair[1]) {
+            self.fail(&format!("two holders have the same slot: {slots:?}"));
+        }
+        self.holders_are_compatible();
     }
 
     /// Checks that the holders by the server's clock may hold the lock together.
@@ -151,13 +126,15 @@ impl World {
         }
     }
 
-    /// Checks that the lock of a run that is over is free by now, unless one of its requests arrived late.
+    /// Checks that the lock of a run that is over is free by now, unless one of its requests arrived late, or the lock was handed to it
+    /// after its end.
     pub fn is_free_of(&mut self, run: RunId) {
-        let (plan, last_arrival) = (&self.runs[run].plan, self.runs[run].last_arrival);
-        let by = last_arrival + nanos(plan.terms.ttl) + SECOND;
-        if !self.server.is_held_by(&plan.claim.token, self.server_ms()) {
-            return;
-        }
+        let (plan, last_arrival, now_ms) = (&self.runs[run].plan, self.runs[run].last_arrival, self.server_ms());
+        let token = &plan.claim.token;
+        let holder = self.server.state.holders.iter().find(|holder| holder.token == *token);
+        let Some(holder) = holder.filter(|_| self.server.is_held_by(token, now_ms)) else { return };
+        let since = self.now.saturating_sub(now_ms.saturating_sub(holder.since_ms) * MILLISECOND);
+        let by = last_arrival.max(since) + nanos(plan.terms.ttl) + SECOND;
         if self.now < by {
             self.schedule(by, Event::Freed { run });
         } else {
@@ -168,55 +145,46 @@ impl World {
         }
     }
 
-    /// Checks that the first waiter that is present soon gets a free lock.
+    /// Checks that a living waiter gets a lock that no living run uses, within one lease and [`NOTICED_WITHIN`].
     fn no_waiter_waits_for_the_dead(&mut self) {
         let (now_ms, now) = (self.server_ms(), self.now);
         let is_sound =
             self.server.is_up && !self.server.is_paused && self.hosts.iter().all(super::network::Host::is_sound);
-        let sound_since = self.promises.sound_since;
-        let has_settled = |since: Nanos, run: &Run| {
-            let settles_within = SETTLES_WITHIN + nanos(run.plan.terms.store_timeout);
-            since == 0 || since.saturating_add(settles_within) <= now
-        };
+        let lives = |run: &Run| run.guardian.is_running() && run.lockrun.is_running();
         let state = &self.server.state;
-        let run_of = |token: &Token| token.as_str().parse().ok().map(|run: RunId| &self.runs[run]);
-        let is_there = |run: &Run| run.is_waiting && run.guardian.is_running() && run.lockrun.is_running();
-        // The server may not know yet whether a recently disturbed waiter is present.
-        let first = state.waiters.iter().find(|waiter| run_of(&waiter.token).is_some_and(is_there));
-        let has_settled = |run: &Run| has_settled(run.undisturbed_since, run) && has_settled(sound_since, run);
-        let first = first.filter(|it| run_of(&it.token).is_some_and(has_settled));
-        let in_force = || state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
-        let has_room = |mode: Mode| match mode {
-            Mode::Shared => in_force().all(|holder| holder.mode == Mode::Shared),
-            Mode::Slots(slots) => {
-                in_force().count() < slots as usize && !in_force().any(|holder| holder.mode == Mode::Shared)
-            }
+        let run_of = |token: &Token| &self.runs[self.run_of(token)];
+        // A waiter that was cut off or stopped until a moment ago may have lost its place without knowing it.
+        let has_asked_since = |run: &Run, since: Nanos| {
+            let asks_within = nanos(run.plan.claim.place()) + nanos(run.plan.terms.store_timeout);
+            since == 0 || since.saturating_add(asks_within) <= now
         };
-        let is_blocked = is_sound && first.is_some_and(|first| has_room(first.mode));
-        if !is_blocked {
+        let is_there = |run: &Run| {
+            let is_settled =
+                has_asked_since(run, run.undisturbed_since) && has_asked_since(run, self.promises.sound_since);
+            run.is_waiting && lives(run) && is_settled
+        };
+        let first = state.waiters.iter().find(|waiter| is_there(run_of(&waiter.token)));
+        let in_force = state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
+        let is_used = |holder: &&HolderState| {
+            let run = run_of(&holder.token);
+            holder.purpose == Purpose::Kept || lives(run) || run.command.is_under_lock()
+        };
+        let used: Vec<Mode> = in_force.filter(is_used).map(|holder| holder.mode).collect();
+        let has_room = |mode: Mode| match mode {
+            Mode::Shared => used.iter().all(|mode| *mode == Mode::Shared),
+            Mode::Slots(slots) => used.len() < slots as usize && used.iter().all(|mode| *mode != Mode::Shared),
+        };
+        let is_kept = is_sound && first.is_some_and(|first| has_room(first.mode));
+        if !is_kept {
             self.promises.kept = None;
             return;
         }
-        let held = in_force().count();
-        let before = self.promises.kept.filter(|before| before.held == held);
-        // A grant from before the last fault may have to lapse first: the waiters behind it may have died after their last sign
-        // of life.
-        let disturbed_ms = now_ms - (now - self.promises.disturbed_at) / MILLISECOND;
-        let grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
-        let earlier = grants.filter(|grant| grant.since_ms <= disturbed_ms).map(|grant| grant.ends_ms).max();
-        let lapses =
-            earlier.filter(|ends_ms| *ends_ms > now_ms).map_or(0, |ends_ms| now + (ends_ms - now_ms) * MILLISECOND);
-        let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at).max(lapses);
-        // Each operation but a renewal drops what has lapsed, and then grants what is free: if nothing lapsed is left, it was noticed.
-        let mut grants = state.waiters.iter().filter_map(|waiter| waiter.grant);
-        let has_lapsed = state.holders.len() > held || grants.any(|grant| grant.ends_ms <= now_ms);
-        let noticed = (now >= since && !has_lapsed).then_some(now);
-        let noticed_at = before.and_then(|before| before.noticed_at).filter(|at| *at >= since).or(noticed);
-        self.promises.kept = Some(Kept { since, held, noticed_at });
-        let until = noticed_at.map_or(since + NOTICED_WITHIN, |at| at + KEPT_FOR);
-        if now > until {
+        let before = self.promises.kept.filter(|before| before.used == used.len());
+        let since = before.map_or(now, |before| before.since).max(self.promises.disturbed_at);
+        self.promises.kept = Some(Kept { since, used: used.len() });
+        if now > since + self.scenario.ttl() + NOTICED_WITHIN {
             let why = format!(
-                "the lock is free for {} ms, and run {:?} waits",
+                "no living run uses the lock for {} ms, and run {:?} waits",
                 (now - since) / MILLISECOND,
                 first.map(|it| it.token.as_str())
             );

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 
 use super::actors::Port;
-use super::network::{Answer, Ask, Letter, Look, Request, StoreEnd};
+use super::network::{Answer, Ask, Letter, Request, StoreEnd};
 use super::world::{RunId, Side, World};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -19,12 +19,6 @@ use crate::store::{
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
-/// A waiter looks at the lock at least this often.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-
-/// The time between the looks of two successive waiters when a lease or grant has ended.
-const TURN: Duration = Duration::from_millis(40);
-
 /// A client of the server.
 pub struct SimulatedStore {
     end: usize,
@@ -33,8 +27,6 @@ pub struct SimulatedStore {
     requests: u64,
     /// Whether a request may still be in flight.
     is_in_flight: bool,
-    /// When to look at the lock next.
-    look_at: Moment,
 }
 
 impl SimulatedStore {
@@ -49,7 +41,6 @@ impl SimulatedStore {
             timeout: plan.terms.store_timeout,
             requests: 0,
             is_in_flight: false,
-            look_at: Moment::from_boot(Duration::ZERO),
         }
     }
 
@@ -88,38 +79,28 @@ impl SimulatedStore {
             }
         }
     }
-
-    fn will_look(&mut self, look: Look) {
-        let now = Moment::now();
-        let ends_at = look.ends_in.map(|ends_in| now + ends_in + Duration::from_millis(2) + TURN * look.turn.min(8));
-        let at_the_latest = now + look.beat.unwrap_or(HEARTBEAT);
-        self.look_at = ends_at.map_or(at_the_latest, |ends_at| ends_at.min(at_the_latest));
-    }
 }
 
 impl Store for SimulatedStore {
     fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
         let sent_at = Moment::now();
         let answer = self.ask(Ask::Acquire { claim: self.claim(), if_held })?;
-        let Answer::Acquired { acquired, look, now_ms } = answer else { unreachable!("answers what was asked") };
-        self.will_look(look);
-        let held = |first: Option<state::Held>| {
-            first.map_or_else(Held::default, |held| Held {
-                since: Some(Duration::from_millis(now_ms.saturating_sub(held.since_ms))),
-                holder: Some(held.who),
-                ..Held::default()
-            })
-        };
+        let Answer::Acquired { acquired, now_ms } = answer else { unreachable!("answers what was asked") };
         Ok(match acquired {
-            Acquired::Mine { fence, slot, .. } => Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }),
-            Acquired::Held { first, place: None, .. } if if_held != IfHeld::Leave => Tried::NotQueued(held(first)),
-            Acquired::Held { first, .. } => Tried::Held(held(first)),
+            Acquired::Mine { fence, slot, .. } => {
+                Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false })
+            }
+            Acquired::Held { place: None, .. } if if_held != IfHeld::Leave => Tried::NotQueued(Held::default()),
+            Acquired::Held { place, look_at_ms, last_fence, .. } => {
+                let look_in = look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(now_ms)));
+                Tried::Held(Held { place: place.map(|place| place as u64), look_in, last_fence, ..Held::default() })
+            }
             Acquired::Cancelled => Tried::Held(Held::default()),
             Acquired::NotNeeded { .. } => unreachable!("runs as often as it can"),
         })
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
         _: &Claim,
         until: Option<Moment>,
@@ -130,12 +111,9 @@ impl Store for SimulatedStore {
         loop {
             let letter = port.world().take_letter(self.end);
             match letter {
-                Some(Letter::Watch { look }) if !observer.is_stopped() => {
-                    self.will_look(look);
-                    self.send(&port, Ask::Heartbeat { claim: self.claim() });
-                    continue;
-                }
-                Some(Letter::Granted | Letter::Watch { .. }) => return Ok(Wakeup::TryAgain),
+                Some(Letter::Woken { .. }) if observer.is_stopped() => return Ok(Wakeup::AskAgain),
+                Some(Letter::Woken { handed: Some((fence, slot)) }) => return Ok(Wakeup::HandedOver { fence, slot }),
+                Some(Letter::Woken { handed: None }) => return Ok(Wakeup::AskAgain),
                 Some(Letter::Reset) => {
                     let (error, trouble) = (anyhow!("the connection was reset"), Trouble::Unavailable);
                     return Err(RequestError { error, trouble, nothing_to_cancel: false });
@@ -146,11 +124,10 @@ impl Store for SimulatedStore {
             if let Some(signal) = port.world().take_signal(port.me()) {
                 return Ok(Wakeup::Signal(signal));
             }
-            let wake_at = until.map_or(self.look_at, |until| until.min(self.look_at));
-            if Moment::now() >= wake_at || observer.is_stopped() {
-                return Ok(Wakeup::TryAgain);
+            if until.is_some_and(|until| Moment::now() >= until) || observer.is_stopped() {
+                return Ok(Wakeup::AskAgain);
             }
-            port.wait(Some(wake_at));
+            port.wait(until);
         }
     }
 

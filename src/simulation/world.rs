@@ -30,8 +30,6 @@ pub enum Event {
     Arrive(Box<Request>),
     /// A message from the server reaches a process.
     Deliver { store: usize, letter: Box<Letter> },
-    /// The server learns that a process is gone.
-    Closed { store: usize },
     /// One of a command's processes dies, after KILL or TERM or on its own.
     Death { run: RunId, process: usize, how: i32 },
     /// One of a command's processes starts another one.
@@ -185,7 +183,6 @@ impl World {
             Event::Wake { .. } => unreachable!("is for an actor"),
             Event::Arrive(request) => self.arrive(*request),
             Event::Deliver { store, letter } => self.deliver(store, *letter),
-            Event::Closed { store } => self.closed(store),
             Event::Death { run, process, how } => self.process_dies(run, process, how),
             Event::Fork { run } => self.forks(run),
             Event::Watchdog { run, set_for } => {
@@ -352,12 +349,6 @@ impl World {
         let process = self.runs[run].process_mut(side);
         process.is_alive = false;
         process.is_stopped = false;
-        for store in 0..self.stores.len() {
-            if (self.stores[store].run, self.stores[store].side) == (run, side) && !self.is_power_cut {
-                let at = self.now + self.rng.u64(MILLISECOND / 10..2 * MILLISECOND);
-                self.schedule(at, Event::Closed { store });
-            }
-        }
         let its = &mut self.runs[run];
         match side {
             Side::Guardian => {

@@ -22,6 +22,9 @@ pub struct Grant {
     /// When the request that acquired the lock was sent, if it is held by a lease: the lease counts from then. `None`: the
     /// kernel holds the lock for as long as lockrun or COMMAND lives.
     pub lease_from: Option<Moment>,
+    /// Whether that lease is as long as the claim's [place](super::Claim::place) in the queue, because the lock was handed to it
+    /// there; otherwise it is as long as the claim's ttl.
+    pub by_hand_off: bool,
 }
 
 /// A lock that another run holds.
@@ -36,8 +39,13 @@ pub struct Held {
     /// How long the lock is withheld from everybody, because the store failed over to a new primary, which may not know of a
     /// lock that was acquired just before.
     pub withheld: Option<Duration>,
-    /// Our place in the queue, from 0, if the store has a queue.
+    /// Our place in the queue, from 0, if the store keeps the queue: then the place has to be prolonged.
     pub place: Option<u64>,
+    /// In how long to ask again, although nothing wakes us: a lease, or a place ahead of ours, has ended then. `None`: not before
+    /// our place has to be prolonged.
+    pub look_in: Option<Duration>,
+    /// The last fence issued, if we wait.
+    pub last_fence: u64,
     /// Its token, only to be compared: any client that knows it can release the lock.
     pub token: Option<Token>,
 }
@@ -83,7 +91,7 @@ pub enum Tried {
     /// Another run holds the lock.
     Held(Held),
     /// Another run holds the lock, and the claim did not join the queue: too many already wait, or its token already shares the
-    /// lock or held it until the store forgot it.
+    /// lock.
     NotQueued(Held),
     /// The lock is not needed: a run has succeeded within [`Claim::once_per`](super::Claim::once_per). The claim has left the
     /// queue.
@@ -102,8 +110,15 @@ pub struct RecentSuccess {
 /// What ended a waiter's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wakeup {
-    /// Try again.
-    TryAgain,
+    /// Ask again.
+    AskAgain,
+    /// The lock was handed to the claim, so it holds the lock: the store itself has said so.
+    HandedOver {
+        /// Its fencing token.
+        fence: u64,
+        /// Its slot.
+        slot: u32,
+    },
     /// This signal arrived, which would end lockrun.
     Signal(i32),
 }

@@ -21,6 +21,18 @@ pub(super) fn held(held: state::Held, now: Now) -> Held {
     }
 }
 
+/// Returns the answer to a request that waits in this place, or does not hold the lock otherwise: see [`state::Acquired::Held`].
+pub(super) fn waits(
+    first: Option<state::Held>,
+    place: Option<u64>,
+    look_at_ms: Option<u64>,
+    last_fence: u64,
+    now: Now,
+) -> Held {
+    let look_in = look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(now.ms)));
+    Held { place, look_in, last_fence, ..first.map(|first| held(first, now)).unwrap_or_default() }
+}
+
 /// Returns the answer to a renewal.
 pub(super) fn renewed(renewed: state::Renewed, now: Now) -> Renewed {
     match renewed {
@@ -43,7 +55,9 @@ pub(super) fn released(released: state::Released, now: Now) -> Released {
 /// Returns the answer to a reservation. The lease of a reserved value counts from `lease_from`, if it has one.
 pub(super) fn reserved(reserved: state::Reserved, lease_from: Option<Moment>) -> Reserved {
     match reserved {
-        state::Reserved::Mine { fence, slot, value } => Reserved::Mine(Grant { fence, slot, lease_from }, value),
+        state::Reserved::Mine { fence, slot, value } => {
+            Reserved::Mine(Grant { fence, slot, lease_from, by_hand_off: false }, value)
+        }
         state::Reserved::Taken | state::Reserved::Cancelled => Reserved::Taken,
         state::Reserved::NoNext(last) => Reserved::NoNext(last),
         state::Reserved::LastChanged(last) => Reserved::LastChanged(last),
@@ -100,7 +114,7 @@ pub(super) fn status(key: Key, state: &LockState, facts: &impl Facts) -> KeyStat
         now_ms: now.unix_ms,
         fence: state.fence,
         holders: state.holders_in_force(facts).into_iter().map(holding).collect(),
-        waiters: state.living_waiters(facts).into_iter().map(waiting).collect(),
+        waiters: state.waiters_in_force(facts).into_iter().map(waiting).collect(),
         last,
         success: state.success,
         value: state.sequence.as_ref().map(|sequence| sequence.last.clone()),

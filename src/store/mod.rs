@@ -67,16 +67,20 @@ trait Location: Send + Sync {
 /// Everything that matters to a lock goes by the store's own clock. No request takes longer than the timeout with which the
 /// store was opened. After an error the outcome is unknown: the request may have taken effect.
 pub trait Store: Send {
-    /// Requests the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. Repeating the request
-    /// under the same token must be safe, whatever the answer was.
+    /// Requests the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. A claim that waits already
+    /// prolongs its place by that: see [`Claim::place`]. Repeating the request under the same token must be safe, whatever the
+    /// answer was.
+    ///
+    /// The answer that the claim waits promises: from then on, until `Claim::place` after this request was sent, the claim waits or
+    /// holds the lock, whatever happens.
     ///
     /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::nothing_to_cancel`].
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
 
-    /// Sleeps in the queue that the claim joined by its last try: until it should try again, until `until`, or until a signal
-    /// arrives that would end lockrun. It waits through the `waiter`, on a descriptor or in a system call, and lets the
-    /// `observer` look on.
-    fn sleep(
+    /// Sleeps in the queue that the claim joined by its last try: until the store wakes it, until `until` (`None`: for ever), or
+    /// until a signal arrives that would end lockrun. It waits through the `waiter`, on a descriptor or in a system call, and lets
+    /// the `observer` look on.
+    fn await_turn(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,

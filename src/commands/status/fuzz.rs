@@ -32,7 +32,7 @@ pub fn status(data: &[u8]) {
         expires_in: Some(Duration::from_millis(number(at + 1))).filter(|_| number(at) % 2 == 0),
         fence: number(at + 2),
         slot: Some(half(at)).filter(|slot| slot % 2 == 0),
-        purpose: [Purpose::Run, Purpose::Hand, Purpose::Kept, Purpose::Forgotten][at % 4],
+        purpose: [Purpose::Run, Purpose::Hand, Purpose::Kept, Purpose::Unrecorded][at % 4],
         is_shared: number(at) % 3 == 0,
         value: texts.get(at).cloned().filter(|value| value.len() % 2 == 0),
         revoked: number(at) % 5 == 0,

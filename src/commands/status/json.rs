@@ -53,7 +53,7 @@ fn held_as(purpose: Purpose) -> &'static str {
         Purpose::Run => "run",
         Purpose::Hand => "by-hand",
         Purpose::Kept => "kept",
-        Purpose::Forgotten => "forgotten",
+        Purpose::Unrecorded => "unrecorded",
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn the_schema_has_every_way_to_hold_a_lock() {
         let schema: Value = serde_json::from_str(include_str!("../../../docs/status.schema.json")).expect("JSON");
-        let ways = [Purpose::Run, Purpose::Hand, Purpose::Kept, Purpose::Forgotten].map(held_as);
+        let ways = [Purpose::Run, Purpose::Hand, Purpose::Kept, Purpose::Unrecorded].map(held_as);
         assert_eq!(schema["$defs"]["holder"]["properties"]["held_as"]["enum"], json!(ways));
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
             Some(left) if holding.revoked => {
                 format!("revoked; free when its command has been stopped, within {}", span(left))
             }
-            Some(left) if holding.purpose == Purpose::Forgotten => {
+            Some(left) if holding.purpose == Purpose::Unrecorded => {
                 format!("free when its command has been stopped, within {}", span(left))
             }
             Some(left) => format!("lease ends in {}", span(left)),
@@ -50,7 +50,7 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
             Purpose::Run => {}
             Purpose::Hand => parts.push("acquired by hand".into()),
             Purpose::Kept => parts.push("kept after its run".into()),
-            Purpose::Forgotten => parts.push("lost by the store, but a command may still run under it".into()),
+            Purpose::Unrecorded => parts.push("its record was deleted, but a command may still run under it".into()),
         }
         parts.push(format!("fence {}", holding.fence));
         line("", &format!("{lease}; {}", parts.join(", ")));

@@ -86,7 +86,7 @@ fn state(holding: &HolderStatus) -> &'static str {
         (true, _, _) => "revoked",
         (false, Purpose::Hand, _) => "by hand",
         (false, Purpose::Kept, _) => "kept",
-        (false, Purpose::Forgotten, _) => "forgotten",
+        (false, Purpose::Unrecorded, _) => "unrecorded",
         (false, Purpose::Run, true) => "shared",
         (false, Purpose::Run, false) => "held",
     }

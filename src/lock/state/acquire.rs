@@ -16,8 +16,6 @@ pub struct Ask<'a> {
     pub request: Option<&'a Token>,
     /// What to do if the lock is held.
     pub on_held: OnHeld,
-    /// The holder that this waiter saw last.
-    pub seen: Option<&'a Seen>,
 }
 
 /// What a request does if the lock is held.
@@ -30,40 +28,6 @@ pub enum OnHeld {
     },
     /// Leaves the queue, if it is in it.
     Leave,
-}
-
-/// A holder that a waiter has seen. If the store loses its data, that holder's command may still run for the length of the
-/// lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// The holder.
-    pub held: Held,
-    /// What [`LockState::ended_unix_ms`] returned at that time.
-    pub ended_unix_ms: u64,
-}
-
-impl Seen {
-    /// Returns what a waiter remembers once it has found this holder, if any, with the latest end of a hold at `ended_unix_ms`.
-    /// It remembers no holder whose lease never ends, since nobody could wait that out. It keeps what it knew `before` if it
-    /// found no holder; if too little is known about the holder, as about a waiter with a grant; or if the store has gone back
-    /// to an older state, which shows because ends only rise.
-    pub fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64) -> Option<Self> {
-        match held {
-            _ if before.as_ref().is_some_and(|before| ended_unix_ms < before.ended_unix_ms) => before,
-            Some(held) if held.ends_ms.is_none() => None,
-            Some(held) if held.ttl_ms.is_some() => Some(Seen { held: held.clone(), ended_unix_ms }),
-            _ => before,
-        }
-    }
-
-    /// Returns the purpose for which the holder is put back. A run is put back only until its command has ended. A lock that
-    /// was acquired by hand or kept is held as before, unless other holders may have been beside it, which nobody knows.
-    pub fn purpose_put_back(&self) -> Purpose {
-        match self.held.purpose {
-            purpose @ (Purpose::Hand | Purpose::Kept) if self.held.is_exclusive => purpose,
-            _ => Purpose::Forgotten,
-        }
-    }
 }
 
 /// The answer to a request for the lock.
@@ -83,10 +47,12 @@ pub enum Acquired {
         /// The first holder.
         first: Option<Held>,
         /// The place in the queue, from 0, if the request waits. `None` if it did not ask to wait, if too many already do, or
-        /// if its token already holds the lock otherwise or held it until the store forgot it.
+        /// if its token already holds the lock otherwise.
         place: Option<usize>,
-        /// What [`LockState::ended_unix_ms`] returns, for [`Seen::after`].
-        ended_unix_ms: u64,
+        /// When the waiter must look at the lock, although nothing wakes it; `None`: not before it asks again anyway.
+        look_at_ms: Option<u64>,
+        /// The last fence issued: a wake-up with one that is not greater is from before this answer.
+        last_fence: u64,
     },
     /// The lock is not needed: a run has succeeded within [`Claim::once_per`].
     NotNeeded {
@@ -98,100 +64,77 @@ pub enum Acquired {
 }
 
 impl LockState {
-    /// Acquires the lock if it was granted to this request, or if a slot is free and no listening waiter is ahead. Otherwise
-    /// does as [`Ask::on_held`] says.
+    /// Requests the lock: joins the queue, or prolongs the place in it, and hands the lock off to the first waiters. If the request
+    /// is not one of them, it does as [`Ask::on_held`] says.
     ///
-    /// A repeated request under the same token gets the same answer: the first reply may have been lost.
+    /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been lost.
     ///
     /// On failure the state must not be stored.
     pub fn acquire(&mut self, ask: &Ask<'_>, facts: &impl Facts) -> Result<Applied<Acquired>, FenceExhausted> {
-        let now = facts.now();
-        let token = &ask.claim.token;
+        let (now, before) = (facts.now(), self.next_end());
+        let Claim { token, mode, once_per, .. } = ask.claim;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.finish_with(Acquired::Cancelled, Vec::new()));
+            return Ok(self.finish_with(Acquired::Cancelled, before, Vec::new(), facts));
         }
-        self.drop_ended(Some(token), now, facts);
+        self.drop_ended(now, facts);
         if let Some(at) = self.position(token) {
-            if !self.is_held_as_asked(at, ask.claim.mode) {
-                return Ok(self.refused(None, now, facts));
+            if !self.is_held_as_asked(at, *mode) {
+                let refused = self.held_by_others(None, now, facts);
+                return Ok(self.finish(refused, before, now, facts));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
-            let HolderState { fence, slot, lease, .. } = &self.holders[at];
-            let mine = Acquired::Mine { fence: *fence, slot: *slot, leased: lease.is_some() };
-            return Ok(Applied { begins_lease, ..self.finish(mine, now, facts) });
+            let mine = self.holders[at].acquired();
+            return Ok(Applied { begins_lease, ..self.finish(mine, before, now, facts) });
         }
-        if self.waiters.iter().any(|it| it.token == *token && it.mode != ask.claim.mode) {
-            // It now wants another mode than the one it waits for.
+        if let Some(began_unix_ms) = self.done_since(once_per.map(millis), now) {
             self.leave(token);
+            return Ok(self.finish(Acquired::NotNeeded { began_unix_ms }, before, now, facts));
         }
-        if let Some(began_unix_ms) = self.done_since(ask.claim.once_per, now) {
+        let has_waited = self.place_of(token).is_some();
+        self.join(ask, now);
+        let mut woken = self.hand_off(Some(ask), now, facts);
+        if let Some(at) = self.position(token) {
+            let mine = self.holders[at].acquired();
+            return Ok(self.finish_with(mine, before, woken, facts));
+        }
+        if self.place_of(token) == Some(0) && self.has_room(*mode) {
+            // Only a fence may be missing.
+            self.next_fence(facts)?;
+        }
+        let place = self.place_of(token).filter(|place| match ask.on_held {
+            OnHeld::Wait { max } => has_waited || max.is_none_or(|max| *place < max as usize),
+            OnHeld::Leave => false,
+        });
+        if place.is_some() {
+            self.epoch = facts.epoch();
+            ask.claim.key.as_str().clone_into(&mut self.key);
+        } else {
             self.leave(token);
-            return Ok(self.finish(Acquired::NotNeeded { began_unix_ms }, now, facts));
+            // It may have stood in the way of those behind it.
+            woken.extend(self.hand_off(None, now, facts));
         }
-        if let Some(seen) = ask.seen.filter(|seen| self.has_forgotten(seen, now)) {
-            self.put_back(seen, now, facts);
-        }
-        let granted = self.mark_responsive(token);
-        let mode = ask.claim.mode;
-        let may_have = granted.is_some() || self.has_room(mode) && self.is_next(token, facts);
-        if may_have {
-            let fence = self.next_fence(facts)?;
-            if let Some(slot) = granted.or_else(|| self.free_slot(mode, facts)) {
-                self.leave(token);
-                self.hold(ask, mode, slot, fence, None, facts);
-                return Ok(self.finish(Acquired::Mine { fence, slot, leased: ask.leased }, now, facts));
-            }
-        }
-        let place = match ask.on_held {
-            OnHeld::Wait { max } => self.join(ask, max, now, facts),
-            OnHeld::Leave => {
-                self.leave(token);
-                None
-            }
-        };
-        Ok(self.refused(place, now, facts))
+        let held = self.held_by_others(place, now, facts);
+        let applied = self.finish_with(held, before, woken, facts);
+        // The answer says when to look.
+        Ok(Applied { woken: applied.woken.into_iter().filter(|woken| woken != token).collect(), ..applied })
     }
 
-    /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it never
-    /// lost the lock, or that it holds the lock in another mode, by which others are not admitted or refused. One that
-    /// acquired it alone is answered in any mode.
+    /// Returns the answer to a request that does not hold the lock, and waits in this place or not at all.
+    fn held_by_others(&self, place: Option<usize>, now: Now, facts: &impl Facts) -> Acquired {
+        Acquired::Held {
+            first: self.first_held(now, facts),
+            place,
+            look_at_ms: place.and_then(|place| self.looks_at_ms(place)),
+            last_fence: self.fence,
+        }
+    }
+
+    /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it
+    /// holds the lock in another mode, by which others are not admitted or refused. One that acquired it alone is answered in any
+    /// mode.
     fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
         let holder = &self.holders[at];
-        holder.purpose != Purpose::Forgotten && [Mode::EXCLUSIVE, mode].contains(&holder.mode)
-    }
-
-    /// Hands off what is free, and answers that the request does not hold the lock.
-    fn refused(&mut self, place: Option<usize>, now: Now, facts: &impl Facts) -> Applied<Acquired> {
-        let granted = self.hand_off(now, facts);
-        let first = self.first_held(now, facts);
-        self.finish_with(Acquired::Held { first, place, ended_unix_ms: self.ended_unix_ms() }, granted)
-    }
-
-    /// Returns whether the store has forgotten a holder that a waiter has seen: no hold has ended since, and the only holders
-    /// are others that were forgotten. A grant proves nothing: the process that made it need not have seen the holder.
-    fn has_forgotten(&self, seen: &Seen, now: Now) -> bool {
-        let held = &seen.held;
-        let is_over = held.purpose == Purpose::Kept && held.ends_ms.is_some_and(|ends_ms| ends_ms <= now.ms);
-        let is_forgotten = |holder: &HolderState| holder.purpose == Purpose::Forgotten && holder.token != held.token;
-        !is_over && self.ended_unix_ms() <= seen.ended_unix_ms && self.holders.iter().all(is_forgotten)
-    }
-
-    /// Puts back a holder that the store has forgotten, for the purpose that [`Seen::purpose_put_back`] returns. It gets a
-    /// whole lease, since its own may have been renewed just before. A kept lock ends no later than it would have ended.
-    fn put_back(&mut self, seen: &Seen, now: Now, facts: &impl Facts) {
-        let Held { who, since_ms, ends_ms, ttl_ms, purpose, fence, token, .. } = seen.held.clone();
-        self.leave(&token);
-        self.epoch = facts.epoch();
-        // The store may have forgotten these together with the holder.
-        self.fence = self.fence.max(fence);
-        if self.ended_unix_ms() < seen.ended_unix_ms {
-            self.note_end(seen.ended_unix_ms);
-        }
-        let renewed_ms = ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms));
-        let ends_ms = if purpose == Purpose::Kept { ends_ms.min(renewed_ms) } else { renewed_ms };
-        let purpose = seen.purpose_put_back();
-        let lease = Some(Lease { ends_ms, ttl_ms });
-        self.holders.push(HolderState { token, fence, who, since_ms, lease, purpose, ..HolderState::default() });
+        holder.purpose != Purpose::Unrecorded && [Mode::EXCLUSIVE, mode].contains(&holder.mode)
     }
 
     /// Answers a holder that asks again. Its lease is restarted, except a run's if the lock is requested by hand under its
@@ -234,7 +177,7 @@ impl LockState {
             who: claim.holder.clone(),
             since_ms: now.ms,
             lease,
-            purpose: if claim.by_hand { Purpose::Hand } else { Purpose::Run },
+            purpose: claim.purpose(),
             is_released: false,
             revoked_by: None,
             request: ask.request.cloned(),
@@ -266,15 +209,15 @@ impl LockState {
         None
     }
 
-    /// Returns whether this slot is held or granted.
+    /// Returns whether this slot is held.
     pub(super) fn has_slot(&self, slot: u32) -> bool {
-        let is_granted = self.waiters.iter().filter_map(|waiter| waiter.grant).any(|grant| grant.slot == slot);
-        is_granted || self.holders.iter().any(|holder| holder.slot == slot)
+        self.holders.iter().any(|holder| holder.slot == slot)
     }
+}
 
-    /// Returns when the latest hold ended, in milliseconds of Unix time; 0 if none is known. It rises with each hold that ends,
-    /// whatever the clock says.
-    pub fn ended_unix_ms(&self) -> u64 {
-        self.last.as_ref().map_or(0, |last| last.ended_unix_ms).max(self.unrecorded_end_unix_ms)
+impl HolderState {
+    /// Returns the answer to its request.
+    fn acquired(&self) -> Acquired {
+        Acquired::Mine { fence: self.fence, slot: self.slot, leased: self.lease.is_some() }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Facts, Held, HolderState, LockState, Now, Presence, Purpose};
+use super::{Applied, Facts, Held, HolderState, LockState, Now, Purpose};
 use crate::lock::holder::Holder;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -63,20 +63,20 @@ impl LockState {
     ///
     /// A renewal frees nothing, so it does not look at the queue.
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
-        let now = facts.now();
+        let (now, before) = (facts.now(), self.next_end());
         self.void_other_epochs(facts);
         let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
         let Some(at) = at else {
             let held = self.first_held(now, facts);
-            return self.finish_with(Renewed::NotMine(held), Vec::new());
+            return self.finish_with(Renewed::NotMine(held), before, Vec::new(), facts);
         };
         let holder = &mut self.holders[at];
-        if holder.purpose == Purpose::Forgotten {
-            return self.finish_with(Renewed::NotMine(None), Vec::new());
+        if holder.purpose == Purpose::Unrecorded {
+            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), facts);
         }
         if let Some(by) = &holder.revoked_by {
             let by = by.clone();
-            return self.finish_with(Renewed::Revoked(by), Vec::new());
+            return self.finish_with(Renewed::Revoked(by), before, Vec::new(), facts);
         }
         if let Some(lease) = &mut holder.lease {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
@@ -90,17 +90,17 @@ impl LockState {
                 *lease = renewed;
             }
         }
-        Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, Vec::new()) }
+        Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, before, Vec::new(), facts) }
     }
 
     /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this request was
     /// delayed: the lease stays as the release has set it.
     pub fn renew_run(&mut self, token: &Token, ttl: Ttl, facts: &impl Facts) -> Applied<Renewed> {
-        let now = facts.now();
+        let (now, before) = (facts.now(), self.next_end());
         self.void_other_epochs(facts);
         let is_kept = |holder: &HolderState| holder.purpose == Purpose::Kept && holder.is_in_force(now, facts);
         if self.position(token).is_some_and(|at| is_kept(&self.holders[at])) {
-            return self.finish_with(Renewed::NotMine(None), Vec::new());
+            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), facts);
         }
         self.renew(token, Some(ttl), facts)
     }
@@ -138,34 +138,22 @@ impl LockState {
             .any(|holder| holder.since_ms > now.ms || holder.lease.is_some_and(|it| it.is_impossible(now)))
     }
 
-    /// Drops what has ended: holders whose lease has expired or whose processes are gone, dead waiters, and grants that were
-    /// not claimed in time. The caller hands off what has become free. The waiter `asking` counts as alive, because it is
-    /// asking.
-    pub(super) fn drop_ended(&mut self, asking: Option<&Token>, now: Now, facts: &impl Facts) {
+    /// Drops what has ended: holders whose lease has expired or whose processes are gone, and places. The caller hands off what has
+    /// become free.
+    pub(super) fn drop_ended(&mut self, now: Now, facts: &impl Facts) {
         self.void_other_epochs(facts);
-        let has_ended = |holder: &HolderState| !holder.is_in_force(now, facts);
-        let ended_leases = self.holders.iter().filter(|holder| holder.lease.is_some() && has_ended(holder));
-        if let Some(since_ms) = ended_leases.map(|holder| holder.since_ms).max() {
-            // Just after every end that a waiter had seen when it saw this holder, and no later: if the store was restored to
-            // an older state, it may have forgotten the holder after this one, and a waiter must still be able to put that one
-            // back.
-            self.note_end(now.unix_of(since_ms).saturating_add(1));
-        }
         self.holders.retain(|holder| holder.is_in_force(now, facts));
-        let is_there =
-            |waiter: &super::WaiterState| Some(&waiter.token) == asking || facts.presence(waiter) != Presence::Gone;
-        self.waiters.retain(is_there);
+        self.waiters.retain(|waiter| waiter.is_in_force(now));
         for waiter in &mut self.waiters {
-            waiter.expire_grant(now);
+            // After the clock was set back: or a dead waiter would keep its place for that long.
+            waiter.ends_ms = waiter.ends_ms.min(now.ms.saturating_add(waiter.place_ms));
         }
         self.cancelled.retain(|cancelled| now.ms < cancelled.until_ms);
     }
 
-    /// Returns when the next lease or grant ends.
+    /// Returns when the next lease ends.
     pub fn next_end(&self) -> Option<u64> {
-        let leases = self.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
-        let grants = self.waiters.iter().filter_map(|waiter| Some(waiter.grant?.ends_ms));
-        leases.chain(grants).min()
+        self.holders.iter().filter_map(|holder| holder.lease?.ends_ms).min()
     }
 }
 

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | who gets the lock, slots, repeated requests | `acquire.rs` |
 //! | which fence it gets | `fence.rs` |
-//! | the queue, grants, hand-off, cancelling | `queue.rs` |
+//! | the queue, places, hand-off, cancelling | `queue.rs` |
 //! | leases: expiry and renewal | `lease.rs` |
 //! | the end of a run, release by hand, the last run | `release.rs` |
 //! | revocation | `revoke.rs` |
@@ -41,10 +41,10 @@ use super::ending::Ending;
 use super::holder::Holder;
 use super::token::Token;
 
-pub use acquire::{Acquired, Ask, OnHeld, Seen};
+pub use acquire::{Acquired, Ask, OnHeld};
 pub use fence::FenceExhausted;
 pub use lease::{Lease, Renewed, UNKNOWN_EPOCH, millis};
-pub use queue::{CLAIM_WINDOW_MS, Cancelled, WaiterState};
+pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState, look_at_ms};
 pub use release::{Release, Released, Retain};
 pub use revoke::{LivingHolder, Revoked};
 pub use sequence::{Reserved, Wanted, integer};
@@ -69,12 +69,6 @@ pub struct LockState {
     /// The run that ended last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<LastRun>,
-    /// The Unix time at which the latest hold ended that is not recorded as the last run: a cancelled one, a run of which
-    /// nothing else was known, a kept lock, or an expired lease (for which it is just after the acquisition, see `drop_ended`).
-    /// Always later than every earlier end. 0 if no such hold has ended since the last run. If the clock shows the last run's
-    /// end as no later than an earlier end, this is just after that one instead, so that [`LockState::ended_unix_ms`] rises.
-    #[serde(rename = "lost_unix_ms", skip_serializing_if = "is_zero")]
-    pub unrecorded_end_unix_ms: u64,
     /// What has succeeded. A later run that failed does not hide it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
@@ -136,10 +130,9 @@ pub enum Purpose {
     Hand,
     /// The run has ended and is recorded as the last one; the lock is kept.
     Kept,
-    /// The store had forgotten this holder, and a waiter that had seen its command run put it back: the command may still run.
-    /// The lease cannot be renewed, because its lockrun was told, or will be, that it has lost the lock. Nothing is granted
-    /// beside it.
-    Forgotten,
+    /// Only its lease is known, because the record of the lock was deleted: its command may still run. Such a lease cannot be
+    /// renewed, and nobody holds the lock beside it.
+    Unrecorded,
 }
 
 impl Purpose {
@@ -216,17 +209,6 @@ impl Now {
     }
 }
 
-/// What the store knows about a waiter's process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// It will notice a grant.
-    Listening,
-    /// It may be cut off or stopped: it keeps its place, but others pass it by.
-    Silent,
-    /// It is dead, or has been silent for so long that it counts as dead.
-    Gone,
-}
-
 /// What a store knows, besides the state, at the moment of an operation.
 pub trait Facts {
     /// Returns the present time.
@@ -261,19 +243,9 @@ pub trait Facts {
         0
     }
 
-    /// Returns how many waiters may have an unclaimed grant at a time. Each claim makes room for another grant.
-    fn grants_max(&self) -> usize {
+    /// Returns how many waiters one operation may take from the queue: those to which it hands the lock, and those that need it no more.
+    fn hand_offs_max(&self) -> usize {
         usize::MAX
-    }
-
-    /// Returns for how long a waiter that is granted the lock now may take to claim it.
-    fn claim_window_ms(&self, _waiter: &WaiterState) -> u64 {
-        CLAIM_WINDOW_MS
-    }
-
-    /// Returns whether a waiter is alive and listening.
-    fn presence(&self, _waiter: &WaiterState) -> Presence {
-        Presence::Listening
     }
 }
 
@@ -282,12 +254,12 @@ pub trait Facts {
 pub struct Applied<T> {
     /// The answer.
     pub answer: T,
-    /// The waiters to which this operation granted the lock, in order. Wake them, so that they claim it. A waiter that is not
-    /// woken loses its grant after [`Facts::claim_window_ms`], but not its place.
-    pub granted: Vec<Token>,
-    /// When the next lease or grant ends. Some process must then apply any operation to the lock, or a free lock is never
-    /// handed off.
-    pub look_at_ms: Option<u64>,
+    /// The waiters to wake: in order, those to which this operation has handed the lock and those that need not wait any more; then
+    /// those that must look sooner than they know. One that is not woken finds out when it asks again.
+    pub woken: Vec<Token>,
+    /// Whether more waiters could be taken from the queue than [`Facts::hand_offs_max`] allows at once: then apply
+    /// [`LockState::look`] to the new state.
+    pub is_unfinished: bool,
     /// Whether the requester, which already held the lock, got a new lease. Its end may be the same as before.
     pub begins_lease: bool,
 }
@@ -295,11 +267,11 @@ pub struct Applied<T> {
 impl<T> Applied<T> {
     /// Returns an answer that requires no further action.
     pub fn only(answer: T) -> Self {
-        Applied { answer, granted: Vec::new(), look_at_ms: None, begins_lease: false }
+        Applied { answer, woken: Vec::new(), is_unfinished: false, begins_lease: false }
     }
 }
 
-/// A holder, or a waiter with a grant, as others see it.
+/// A holder, as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Who it is.
@@ -314,26 +286,41 @@ pub struct Held {
     pub purpose: Purpose,
     /// Whether it claimed the lock for itself alone: neither shared nor as one of several slots.
     pub is_exclusive: bool,
-    /// Its fencing token; 0 if it has none yet.
+    /// Its fencing token.
     pub fence: u64,
     /// Its token, only to be compared: it is a secret.
     pub token: Token,
 }
 
 impl LockState {
-    /// Finishes an operation: hands off what is free, and returns `answer`.
-    fn finish<T>(&mut self, answer: T, now: Now, facts: &impl Facts) -> Applied<T> {
-        let granted = self.hand_off(now, facts);
-        self.finish_with(answer, granted)
+    /// Removes what has ended, and hands the lock off if it is free.
+    pub fn look(&mut self, facts: &impl Facts) -> Applied<()> {
+        let (now, before) = (facts.now(), self.next_end());
+        self.drop_ended(now, facts);
+        self.finish((), before, now, facts)
     }
 
-    /// Finishes an operation without another hand-off; `granted` are the waiters to which it has granted the lock.
-    fn finish_with<T>(&mut self, answer: T, granted: Vec<Token>) -> Applied<T> {
+    /// Finishes an operation before which the next lease ended at `before`: hands off what is free, and returns `answer`.
+    fn finish<T>(&mut self, answer: T, before: Option<u64>, now: Now, facts: &impl Facts) -> Applied<T> {
+        let woken = self.hand_off(None, now, facts);
+        self.finish_with(answer, before, woken, facts)
+    }
+
+    /// Finishes an operation without another hand-off; `woken` are the waiters that it has dealt with.
+    fn finish_with<T>(
+        &mut self,
+        answer: T,
+        before: Option<u64>,
+        mut woken: Vec<Token>,
+        facts: &impl Facts,
+    ) -> Applied<T> {
         let has_times = self.holders.iter().any(|holder| holder.lease.is_some());
         if !has_times && self.waiters.is_empty() && self.cancelled.is_empty() {
             self.epoch.clear();
         }
-        Applied { granted, look_at_ms: self.next_end(), ..Applied::only(answer) }
+        let is_unfinished = woken.len() >= facts.hand_offs_max();
+        woken.extend(self.to_be_told(before));
+        Applied { woken, is_unfinished, ..Applied::only(answer) }
     }
 
     /// Returns the index of the holder with this token.
@@ -341,17 +328,16 @@ impl LockState {
         self.holders.iter().position(|holder| holder.token == *token)
     }
 
-    /// Returns the number of holders and of waiters with a grant.
+    /// Returns the number of holders.
     fn held(&self) -> u32 {
-        let granted = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
-        u32::try_from(self.holders.len() + granted).unwrap_or(u32::MAX)
+        u32::try_from(self.holders.len()).unwrap_or(u32::MAX)
     }
 }
 
 impl HolderState {
     /// Returns whether its lease can be renewed.
     pub fn is_renewable(&self) -> bool {
-        self.revoked_by.is_none() && self.purpose != Purpose::Forgotten
+        self.revoked_by.is_none() && self.purpose != Purpose::Unrecorded
     }
 
     /// Returns the holder as others see it.
@@ -368,10 +354,4 @@ impl HolderState {
             token: self.token.clone(),
         }
     }
-}
-
-// Serde requires a reference.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }

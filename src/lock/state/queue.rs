@@ -1,17 +1,25 @@
-//! The queue, for stores without a queue of the kernel's: who is next, hand-off, cancelling.
+//! The queue, for stores without a queue of the kernel's: places, hand-off, cancelling.
 //!
-//! A waiter joins the queue, is granted a slot for the claim window, and claims it by asking again. It leaves the queue when it
-//! claims, cancels, or dies.
+//! A place in the queue is a lease: each request of the waiter that is answered "you wait" prolongs it, and at its end it is
+//! lost. Whatever frees the lock hands it off in the same step: it makes the first waiters that fit holders, and the lease of each
+//! place becomes the lock's. A waiter that is woken is a holder already; there is nothing to claim.
+//!
+//! So the dead do not keep the lock for longer than one lease, however many have died: their leases and places all end within that.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Ask, Facts, Held, LockState, Now, Presence, Purpose};
+use super::{Applied, Ask, Facts, HolderState, Lease, LockState, Now, Purpose, millis};
 use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 
-/// How long a waiter may take to claim a grant. A dead waiter delays the others by no more than this, once one of them looks.
-pub const CLAIM_WINDOW_MS: u64 = 1400;
+/// How many of the first waiters look at the lock when a lease or a place ends, and the time between two of them: so that the
+/// end is noticed although some of them are dead, and not by all at once.
+pub const LOOKERS: usize = 4;
+const LOOK_STEP_MS: u64 = 150;
+
+/// A waiter asks again this many times in the length of its place.
+pub const ASKS_PER_PLACE: u32 = 3;
 
 /// How long a cancelled request that may be in flight is refused. By then it has arrived, or never will.
 const IN_FLIGHT_MS: u64 = 300_000;
@@ -25,25 +33,27 @@ pub struct WaiterState {
     pub who: Holder,
     /// How it may share the lock.
     pub mode: Mode,
+    /// Its claim's [`Claim::once_per`](crate::lock::claim::Claim::once_per).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub once_per_ms: Option<u64>,
+    /// What it wants the lock for.
+    #[serde(default, skip_serializing_if = "Purpose::is_run")]
+    pub purpose: Purpose,
     /// When it joined the queue.
     pub joined_ms: u64,
-    /// Its grant, until it claims it.
+    /// How long its place lasts after each of its requests.
+    pub place_ms: u64,
+    /// When its place ends, unless it asks again.
+    pub ends_ms: u64,
+    /// The request that waits, if there may be several under its token, and only one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub grant: Option<Grant>,
-    /// Whether it failed to claim a grant. Until it asks again, it counts as [`Presence::Silent`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_unresponsive: bool,
+    pub request: Option<Token>,
 }
 
-/// A slot reserved for a waiter until it claims it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
-    /// The slot.
-    pub slot: u32,
-    /// When it was granted.
-    pub since_ms: u64,
-    /// When it can no longer be claimed.
-    pub ends_ms: u64,
+/// Returns when the waiter in this place must look at the lock, although nothing wakes it, if a lease or a place ahead of it ends at
+/// `end_ms`. `None` if it is not among the first.
+pub fn look_at_ms(end_ms: Option<u64>, place: usize) -> Option<u64> {
+    end_ms.filter(|_| place < LOOKERS).map(|end_ms| end_ms.saturating_add(LOOK_STEP_MS * place as u64))
 }
 
 /// A cancelled request that may still be in flight.
@@ -56,39 +66,46 @@ pub struct Cancelled {
 }
 
 impl WaiterState {
-    /// Returns the waiter as others see it, if it has a grant.
-    pub(super) fn held(&self) -> Option<Held> {
-        let grant = self.grant?;
-        Some(Held {
-            who: self.who.clone(),
-            since_ms: grant.since_ms,
-            ends_ms: Some(grant.ends_ms),
-            ttl_ms: None,
-            purpose: Purpose::default(),
-            is_exclusive: self.mode == Mode::EXCLUSIVE,
-            fence: 0,
-            token: self.token.clone(),
-        })
+    /// Returns whether its place has not ended.
+    pub fn is_in_force(&self, now: Now) -> bool {
+        now.ms < self.ends_ms
     }
 
-    /// Ends a grant that was not claimed in time. The waiter keeps its place, because it may only have been cut off. But others
-    /// pass it by until it asks again; otherwise each hand-off would wait for it.
-    pub(super) fn expire_grant(&mut self, now: Now) {
-        if self.grant.is_some_and(|grant| grant.ends_ms <= now.ms) {
-            self.grant = None;
-            self.is_unresponsive = true;
+    /// Returns when it asks again if nothing wakes it.
+    pub fn asks_at_ms(&self) -> u64 {
+        self.ends_ms.saturating_sub(self.place_ms - self.place_ms / u64::from(ASKS_PER_PLACE))
+    }
+
+    /// Prolongs its place.
+    fn prolong(&mut self, place_ms: u64, now: Now) {
+        self.place_ms = place_ms;
+        self.ends_ms = now.ms.saturating_add(place_ms);
+    }
+
+    /// Returns the holder that the waiter becomes. Its lease ends when its place would have ended: that is what its last answer
+    /// promised.
+    fn into_holder(self, slot: u32, fence: u64, now: Now) -> HolderState {
+        HolderState {
+            token: self.token,
+            fence,
+            slot,
+            mode: self.mode,
+            once_per_ms: self.once_per_ms,
+            value: None,
+            who: self.who,
+            since_ms: now.ms,
+            lease: Some(Lease { ends_ms: Some(self.ends_ms), ttl_ms: Some(self.place_ms) }),
+            purpose: self.purpose,
+            is_released: false,
+            revoked_by: None,
+            request: self.request,
         }
-    }
-
-    /// Returns whether the waiter can be granted the lock.
-    fn is_willing(&self, facts: &impl Facts) -> bool {
-        self.grant.is_none() && !self.is_unresponsive && facts.presence(self) == Presence::Listening
     }
 }
 
 impl LockState {
-    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it. Another request may have
-    /// obtained it before, under a token of the user's own: then it stays held.
+    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it, by itself or by a hand-off.
+    /// Another request may have obtained it before, under a token of the user's own: then it stays held.
     ///
     /// A request that `is_in_flight` may arrive after this; it is then refused. Such a token must not be used again.
     ///
@@ -101,21 +118,21 @@ impl LockState {
         facts: &impl Facts,
     ) -> Applied<bool> {
         let now = facts.now();
-        self.drop_ended(None, now, facts);
+        let before = self.next_end();
+        self.drop_ended(now, facts);
         match self.position(token) {
             Some(at) if self.holders[at].request.as_ref() != request => {
-                return self.finish(false, now, facts);
+                return self.finish(false, before, now, facts);
             }
             Some(at) => {
                 self.holders.remove(at);
-                self.note_end(now.unix_ms);
             }
             None => self.leave(token),
         }
         if is_in_flight {
             self.refuse_late_requests(token, now, facts);
         }
-        self.finish(true, now, facts)
+        self.finish(true, before, now, facts)
     }
 
     /// Keeps the record from being pruned for as long as a request may still arrive that fails only because of the record.
@@ -137,28 +154,36 @@ impl LockState {
         self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
     }
 
-    /// Joins the end of the queue, unless `max` already wait, or stays in place. Returns the place, from 0.
-    pub(super) fn join(&mut self, ask: &Ask<'_>, max: Option<u32>, now: Now, facts: &impl Facts) -> Option<usize> {
-        let claim = ask.claim;
-        if let Some(place) = self.waiters.iter().position(|waiter| waiter.token == claim.token) {
-            return Some(place);
+    /// Returns the place in the queue under this token, from 0.
+    pub(super) fn place_of(&self, token: &Token) -> Option<usize> {
+        self.waiters.iter().position(|waiter| waiter.token == *token)
+    }
+
+    /// Prolongs the place of the claim, or joins the end of the queue. A claim that now wants another mode than the one that it
+    /// waits for joins anew.
+    pub(super) fn join(&mut self, ask: &Ask<'_>, now: Now) {
+        let (claim, place_ms) = (ask.claim, millis(ask.claim.place()));
+        self.waiters.retain(|waiter| waiter.token != claim.token || waiter.mode == claim.mode);
+        if let Some(place) = self.place_of(&claim.token) {
+            let waiter = &mut self.waiters[place];
+            waiter.prolong(place_ms, now);
+            if waiter.request.as_ref() != ask.request {
+                // Two requests wait in this place, so neither may cancel what the other obtains.
+                waiter.request = None;
+            }
+            return;
         }
-        // A waiter with a grant no longer waits, and a silent one will not be granted the lock.
-        let waiting = self.waiters.iter().filter(|waiter| waiter.is_willing(facts)).count();
-        if max.is_some_and(|max| waiting >= max as usize) {
-            return None;
-        }
-        self.epoch = facts.epoch();
-        claim.key.as_str().clone_into(&mut self.key);
         self.waiters.push(WaiterState {
             token: claim.token.clone(),
             who: claim.holder.clone(),
             mode: claim.mode,
+            once_per_ms: claim.once_per.map(millis),
+            purpose: claim.purpose(),
             joined_ms: now.ms,
-            grant: None,
-            is_unresponsive: false,
+            place_ms,
+            ends_ms: now.ms.saturating_add(place_ms),
+            request: ask.request.cloned(),
         });
-        Some(self.waiters.len() - 1)
     }
 
     /// Leaves the queue.
@@ -166,66 +191,60 @@ impl LockState {
         self.waiters.retain(|waiter| waiter.token != *token);
     }
 
-    /// Notes that a waiter has asked, so it is alive. Returns its granted slot, if it has one that is still free: a store may
-    /// have overlooked the grant and given the slot to another.
-    pub(super) fn mark_responsive(&mut self, token: &Token) -> Option<u32> {
-        let at = self.waiters.iter().position(|waiter| waiter.token == *token)?;
-        self.waiters[at].is_unresponsive = false;
-        let grant = self.waiters[at].grant.take()?;
-        if !self.has_room(self.waiters[at].mode) || self.has_slot(grant.slot) {
-            return None;
-        }
-        self.waiters[at].grant = Some(grant);
-        Some(grant.slot)
-    }
-
-    /// Returns whether no waiter ahead of this request could be granted the lock.
-    pub(super) fn is_next(&self, token: &Token, facts: &impl Facts) -> bool {
-        let ahead = self.waiters.iter().take_while(|waiter| waiter.token != *token);
-        !ahead.into_iter().any(|waiter| waiter.is_willing(facts))
-    }
-
-    /// Returns whether the lock may be held in this mode now, beside the holders and the waiters with a grant. It may not if
-    /// one of those waiters would then find too many holders when it claims: that waiter is ahead, and its claim hands the lock
-    /// off again.
+    /// Returns whether the lock may be held in this mode now, beside the holders.
     pub fn has_room(&self, mode: Mode) -> bool {
-        let granted = || self.waiters.iter().filter(|waiter| waiter.grant.is_some()).map(|waiter| waiter.mode);
-        if self.holders.iter().any(|holder| holder.purpose == Purpose::Forgotten) {
-            return false;
-        }
-        let share = || self.holders.iter().map(|holder| holder.mode).chain(granted()).map(|mode| mode == Mode::Shared);
+        let mut modes = self.holders.iter().map(|holder| holder.mode);
         match mode {
-            Mode::Shared => share().all(|shares| shares),
-            Mode::Slots(slots) => {
-                let held = self.held();
-                let is_in_the_way = |granted: Mode| matches!(granted, Mode::Slots(slots) if slots <= held);
-                held < slots && !share().any(|shares| shares) && !granted().any(is_in_the_way)
-            }
+            _ if self.holders.iter().any(|holder| holder.purpose == Purpose::Unrecorded) => false,
+            Mode::Shared => modes.all(|mode| mode == Mode::Shared),
+            Mode::Slots(slots) => self.held() < slots && !modes.any(|mode| mode == Mode::Shared),
         }
     }
 
-    /// Grants what is free to the first willing waiters, in order. A slot that a waiter cannot use, because it allows fewer
-    /// holders, is not granted to those behind it. Returns their tokens.
-    pub(super) fn hand_off(&mut self, now: Now, facts: &impl Facts) -> Vec<Token> {
-        let mut granted = Vec::new();
-        let outstanding = self.waiters.iter().filter(|waiter| waiter.grant.is_some()).count();
-        for at in 0..self.waiters.len() {
-            if outstanding + granted.len() >= facts.grants_max() {
-                break;
-            }
-            if !self.waiters[at].is_willing(facts) {
+    /// Makes the first waiters holders, in order, for as long as the next one fits beside the holders. A slot that it cannot use,
+    /// because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed any more is removed. The
+    /// request that asks gets the lease that it asks for.
+    ///
+    /// Returns the other waiters that this concerned: they must be woken.
+    pub(super) fn hand_off(&mut self, asking: Option<&Ask<'_>>, now: Now, facts: &impl Facts) -> Vec<Token> {
+        let mut woken = Vec::new();
+        while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < facts.hand_offs_max()) {
+            if self.done_since(waiter.once_per_ms, now).is_some() {
+                woken.push(self.waiters.remove(0).token);
                 continue;
             }
-            let mode = self.waiters[at].mode;
+            let mode = waiter.mode;
             if !self.has_room(mode) {
                 break;
             }
+            // Without a fence nobody can hold the lock: the next request reports it.
+            let Ok(fence) = self.next_fence(facts) else { break };
             let Some(slot) = self.free_slot(mode, facts) else { break };
-            let waiter = &mut self.waiters[at];
-            let ends_ms = now.ms.saturating_add(facts.claim_window_ms(waiter));
-            waiter.grant = Some(Grant { slot, since_ms: now.ms, ends_ms });
-            granted.push(waiter.token.clone());
+            let waiter = self.waiters.remove(0);
+            if let Some(ask) = asking.filter(|ask| ask.claim.token == waiter.token) {
+                self.hold(ask, mode, slot, fence, None, facts);
+                continue;
+            }
+            woken.push(waiter.token.clone());
+            self.fence = fence;
+            self.holders.push(waiter.into_holder(slot, fence, now));
         }
-        granted
+        woken
+    }
+
+    /// Returns when the waiter in this place must look at the lock, although nothing wakes it: when a lease, or a place ahead of
+    /// it, has ended. `None` if it is not among the first, or if none ends.
+    pub(super) fn looks_at_ms(&self, place: usize) -> Option<u64> {
+        let ahead = self.waiters.get(..place.min(LOOKERS))?.iter().map(|waiter| waiter.ends_ms);
+        look_at_ms(self.next_end().into_iter().chain(ahead).min(), place)
+    }
+
+    /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was
+    /// `before`. They must be woken, so that they learn when to look.
+    pub(super) fn to_be_told(&self, before: Option<u64>) -> impl Iterator<Item = Token> {
+        let sooner = self.next_end().filter(|end| before.is_none_or(|before| *end < before));
+        let ask_too_late =
+            self.waiters.iter().take(LOOKERS).filter(move |it| sooner.is_some_and(|end| end < it.asks_at_ms()));
+        ask_too_late.map(|waiter| waiter.token.clone())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose, Success, millis};
+use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose, Success};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -65,7 +65,7 @@ impl LockState {
         is_in_flight: bool,
         facts: &impl Facts,
     ) -> Applied<Released> {
-        let now = facts.now();
+        let (now, before) = (facts.now(), self.next_end());
         self.void_other_epochs(facts);
         let answer = match release {
             Release::ByHand => self.release_by_hand(token, now, facts),
@@ -79,15 +79,15 @@ impl LockState {
         if is_in_flight {
             self.refuse_late_requests(token, now, facts);
         }
-        self.drop_ended(None, now, facts);
-        self.finish(answer, now, facts)
+        self.drop_ended(now, facts);
+        self.finish(answer, before, now, facts)
     }
 
     /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
     /// has ended; then it is not retained.
     fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
-        // Whether a command runs under a forgotten holder is unknown.
-        let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
+        // Whether a command runs under an unrecorded lease is unknown.
+        let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Unrecorded;
         let at = self.position(token).filter(|at| is_its_own(&self.holders[*at]));
         let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
         if self.holders[at].purpose == Purpose::Run {
@@ -109,14 +109,10 @@ impl LockState {
         now: Now,
         facts: &impl Facts,
     ) -> Released {
-        let Some(at) = self.position(token) else {
-            // Its lease has expired, and other runs may have ended since: their record stays. But a waiter that saw this holder
-            // must learn that its command is dead.
-            self.note_end(now.unix_ms);
-            return Released::NotMine(None);
-        };
+        // Without it, its lease has expired, and other runs may have ended since: their record stays.
+        let Some(at) = self.position(token) else { return Released::NotMine(None) };
         let holder = &self.holders[at];
-        let is_in_force = holder.is_in_force(now, facts) && holder.purpose != Purpose::Forgotten;
+        let is_in_force = holder.is_in_force(now, facts) && holder.purpose != Purpose::Unrecorded;
         if is_in_force && self.holders[at].purpose != Purpose::Run && retain != Retain::Not {
             // A repeated request: the first reply was lost.
             return Released::Retained;
@@ -141,20 +137,9 @@ impl LockState {
         Released::Retained
     }
 
-    /// Records that a hold has ended at `unix_ms`; otherwise a waiter that saw it would think that the store has forgotten it.
-    /// Two ends always differ, even if the clock shows the same time or was set back.
-    pub(super) fn note_end(&mut self, unix_ms: u64) {
-        self.unrecorded_end_unix_ms = self.ended_unix_ms().saturating_add(1).max(unix_ms);
-    }
-
     /// Records an ended hold as the last run. A kept lock's run was recorded when it ended, and its result stays.
     pub(super) fn record(&mut self, holder: &HolderState, ending: Option<Ending>, now: Now) {
-        let before = self.ended_unix_ms();
-        self.note_end(now.unix_ms);
         if holder.purpose != Purpose::Kept {
-            if before < now.unix_ms {
-                self.unrecorded_end_unix_ms = 0;
-            }
             self.last = Some(LastRun {
                 who: holder.who.clone(),
                 started_unix_ms: now.unix_of(holder.since_ms),
@@ -176,11 +161,11 @@ impl LockState {
         });
     }
 
-    /// Returns when the run began that succeeded in this period of `once_per`, if there is one. A run that began in the future,
-    /// because the clock was set back since, counts for no longer than one in the past.
-    pub fn done_since(&self, once_per: Option<Duration>, now: Now) -> Option<u64> {
-        let (once_per, Success { began_unix_ms, .. }) = (once_per?, self.success?);
-        (now.unix_ms.abs_diff(began_unix_ms) < millis(once_per)).then_some(began_unix_ms)
+    /// Returns when the run began that succeeded in this period of so many milliseconds, if there is one. A run that began in the
+    /// future, because the clock was set back since, counts for no longer than one in the past.
+    pub fn done_since(&self, once_per_ms: Option<u64>, now: Now) -> Option<u64> {
+        let (once_per_ms, Success { began_unix_ms, .. }) = (once_per_ms?, self.success?);
+        (now.unix_ms.abs_diff(began_unix_ms) < once_per_ms).then_some(began_unix_ms)
     }
 }
 

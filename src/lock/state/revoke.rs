@@ -53,13 +53,13 @@ impl LockState {
         at_once: bool,
         facts: &impl Facts,
     ) -> Applied<Revoked> {
-        let now = facts.now();
-        self.drop_ended(None, now, facts);
+        let (now, before) = (facts.now(), self.next_end());
+        self.drop_ended(now, facts);
         let is_meant = |holder: &HolderState| fences.is_none_or(|fences| fences.contains(&holder.fence));
         if !self.holders.iter().any(is_meant) {
             let others: Vec<Held> = self.holders.iter().map(HolderState::held).collect();
             let answer = if others.is_empty() { Revoked::Free } else { Revoked::Others(others) };
-            return self.finish(answer, now, facts);
+            return self.finish(answer, before, now, facts);
         }
         let (mut from, mut living, mut free_at_ms, mut may_run_unaware) = (Vec::new(), Vec::new(), None, false);
         for mut holder in std::mem::take(&mut self.holders) {
@@ -71,7 +71,7 @@ impl LockState {
                 continue;
             };
             from.push(holder.held());
-            let runs = matches!(holder.purpose, Purpose::Run | Purpose::Forgotten);
+            let runs = matches!(holder.purpose, Purpose::Run | Purpose::Unrecorded);
             let ends_ms = lease.ends_ms.or(lease.ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)));
             if runs && !at_once && ends_ms.is_some() {
                 free_at_ms = free_at_ms.max(ends_ms);
@@ -83,7 +83,7 @@ impl LockState {
                 self.record(&holder, None, now);
             }
         }
-        self.finish(Revoked::From { from, living, free_at_ms, may_run_unaware }, now, facts)
+        self.finish(Revoked::From { from, living, free_at_ms, may_run_unaware }, before, now, facts)
     }
 }
 

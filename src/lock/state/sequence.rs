@@ -62,28 +62,28 @@ impl LockState {
         wanted: &Wanted,
         facts: &impl Facts,
     ) -> Result<Applied<Reserved>, FenceExhausted> {
-        let now = facts.now();
+        let (now, before) = (facts.now(), self.next_end());
         let token = &ask.claim.token;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.finish_with(Reserved::Cancelled, Vec::new()));
+            return Ok(self.finish_with(Reserved::Cancelled, before, Vec::new(), facts));
         }
         // What has ended goes to the waiters first: they were there before.
-        self.drop_ended(Some(token), now, facts);
-        let granted = self.hand_off(now, facts);
+        self.drop_ended(now, facts);
+        let woken = self.hand_off(None, now, facts);
         if let Some(at) = self.position(token) {
-            if self.holders[at].purpose == Purpose::Forgotten {
-                // The store has forgotten its reservation, too.
-                return Ok(self.finish_with(Reserved::Cancelled, granted));
+            if self.holders[at].purpose == Purpose::Unrecorded {
+                // The record of its reservation was deleted, too.
+                return Ok(self.finish_with(Reserved::Cancelled, before, woken, facts));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
             let HolderState { fence, slot, value, .. } = &self.holders[at];
             let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
-            return Ok(Applied { begins_lease, ..self.finish_with(mine, granted) });
+            return Ok(Applied { begins_lease, ..self.finish_with(mine, before, woken, facts) });
         }
         let value = match self.choose_value(wanted) {
             Ok(value) => value,
-            Err(refused) => return Ok(self.finish_with(refused, granted)),
+            Err(refused) => return Ok(self.finish_with(refused, before, woken, facts)),
         };
         let fence = self.next_fence(facts)?;
         // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
@@ -92,7 +92,7 @@ impl LockState {
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
         self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
-        Ok(self.finish_with(mine, granted))
+        Ok(self.finish_with(mine, before, woken, facts))
     }
 
     /// Returns the value reserved under this token.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Facts, Held, HolderState, LockState, Now, Presence, WaiterState, millis};
+use super::{Facts, Held, HolderState, LockState, Now, WaiterState, millis};
 use crate::lock::claim::Mode;
 use crate::lock::token::Token;
 
 impl LockState {
-    /// Returns the holders, the longest first, without the waiters that have a grant.
+    /// Returns the holders, the longest first.
     pub fn holders_in_force(&self, facts: &impl Facts) -> Vec<&HolderState> {
         if self.is_of_another_epoch(facts) {
             return Vec::new();
@@ -22,8 +22,8 @@ impl LockState {
         self.holders.iter().any(is_its_holder) && !self.is_of_another_epoch(facts)
     }
 
-    /// Returns the holder, or waiter with a grant, whose lease ends first. If none ends, returns the one that has held the lock
-    /// longest. When it is gone, a waiter gets the lock.
+    /// Returns the holder whose lease ends first. If none ends, returns the one that has held the lock longest. When it is gone, a
+    /// waiter gets the lock.
     pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
         if self.is_of_another_epoch(facts) {
             return None;
@@ -32,24 +32,23 @@ impl LockState {
         let mut holders: Vec<&HolderState> = self.holders.iter().collect();
         holders.sort_by_key(ends_of);
         // Lazily: a store may have to inspect a process for each holder that it is asked about.
-        let holder = holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held);
-        let granted = self.waiters.iter().filter_map(WaiterState::held).filter(|held| held.ends_ms > Some(now.ms));
-        holder.into_iter().chain(granted).min_by_key(|held| held.ends_ms.unwrap_or(u64::MAX))
+        holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held)
     }
 
     /// Returns whether the lock could be held in this mode now, too, if nobody were ahead.
     pub fn could_hold(&self, mode: Mode, facts: &impl Facts) -> bool {
         let mut state = self.clone();
-        state.drop_ended(None, facts.now(), facts);
+        state.drop_ended(facts.now(), facts);
         state.has_room(mode)
     }
 
-    /// Returns the waiters, the next one first, including those with a grant.
-    pub fn living_waiters(&self, facts: &impl Facts) -> Vec<&WaiterState> {
+    /// Returns the waiters, the next one first.
+    pub fn waiters_in_force(&self, facts: &impl Facts) -> Vec<&WaiterState> {
         if self.is_of_another_epoch(facts) {
             return Vec::new();
         }
-        self.waiters.iter().filter(|waiter| facts.presence(waiter) != Presence::Gone).collect()
+        let now = facts.now();
+        self.waiters.iter().filter(|waiter| waiter.is_in_force(now)).collect()
     }
 
     /// Returns whether the key can be pruned: it has no holder and no waiter, and has not been used for `unused_for`.
@@ -61,10 +60,10 @@ impl LockState {
         let now = facts.now();
         let is_used = !self.is_of_another_epoch(facts)
             && (self.holders.iter().any(|holder| holder.is_in_force(now, facts))
-                || self.waiters.iter().any(|waiter| facts.presence(waiter) != Presence::Gone)
+                || self.waiters.iter().any(|waiter| waiter.is_in_force(now))
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is usually the time at which it was issued.
-        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms).max(self.unrecorded_end_unix_ms);
+        let used_at = self.last.as_ref().map_or(self.fence, |last| last.ended_unix_ms);
         let is_old = used_at.saturating_add(millis(unused_for)) <= now.unix_ms;
         let is_done = self.success.is_some_and(|success| success.until_unix_ms > Some(now.unix_ms));
         !is_used && !is_done && self.sequence.is_none() && self.fence <= now.unix_ms && is_old

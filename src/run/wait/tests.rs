@@ -14,7 +14,7 @@ use crate::lock::token::Token;
 use crate::store::{KeyStatus, Listing, Release, Released, Renewed, Revoked};
 use crate::sys::simulated::{self, Surroundings};
 
-const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None };
+const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None, by_hand_off: false };
 
 /// A store whose answers are given in advance.
 #[derive(Default)]
@@ -25,6 +25,8 @@ struct Scripted {
     sleeps_for: Duration,
     /// The requests that it got.
     asked: Vec<IfHeld>,
+    /// In how long each sleep was to end.
+    slept_for: Vec<Option<Duration>>,
     /// How often the claim was cancelled.
     cancelled: u32,
     /// Whether it fails to confirm a cancellation.
@@ -37,17 +39,18 @@ impl Store for Scripted {
         self.tries.pop_front().expect("it is not asked so often")
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
         _: &Claim,
-        _: Option<Moment>,
+        until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
+        self.slept_for.push(until.map(|until| until.since(Moment::now())));
         if self.sleeps_for > Duration::ZERO {
             waiter.wait_for(None, Some(Moment::now() + self.sleeps_for), observer).expect("it can wait");
         }
-        self.sleeps.pop_front().unwrap_or(Ok(Wakeup::TryAgain))
+        self.sleeps.pop_front().unwrap_or(Ok(Wakeup::AskAgain))
     }
 
     fn cancel(&mut self, _: &Claim, in_flight: bool) -> bool {
@@ -120,8 +123,16 @@ type Answer = Result<Tried, RequestError>;
 
 const MINE: Answer = Ok(Tried::Mine(GRANT));
 
-const HELD: Answer =
-    Ok(Tried::Held(Held { holder: None, since: None, expires_in: None, withheld: None, place: None, token: None }));
+const HELD: Answer = Ok(Tried::Held(Held {
+    holder: None,
+    since: None,
+    expires_in: None,
+    withheld: None,
+    place: None,
+    look_in: None,
+    last_fence: 0,
+    token: None,
+}));
 
 fn failed<T>(is_transient: bool, nothing_to_cancel: bool) -> Result<T, RequestError> {
     let trouble = if is_transient { Trouble::Unavailable } else { Trouble::Permanent };
@@ -138,7 +149,7 @@ fn wait(
     let (tries, sleeps) = (tries.into_iter().collect(), sleeps.into_iter().collect());
     let mut store = Scripted { tries, sleeps, ..Scripted::default() };
     let signals = Signals::take_over().expect("signals can be blocked");
-    let wait = Wait { until, max_waiting: None, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
+    let wait = Wait { until, max_waiting: None, terms: None, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
     let acquired = in_turn(&mut store, &Claim::example(), wait).map_err(|error| error.to_string());
     (acquired, store)
 }
@@ -200,7 +211,8 @@ fn wait_through(
     let mut store = Scripted { tries: tries.into_iter().collect(), ..Scripted::default() };
     let claim = Claim::example();
     let outage_from = Some(Moment::from_boot(UPTIME).before(outage));
-    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    let mut waiting =
+        WaitingClaim { store: &mut store, claim: &claim, terms: None, outage_from, held: None, may_hold: false };
     IdleMachine::with(|| waiting.wait(None, None, &mut Waiter::new(&signals), onlooker))
 }
 
@@ -276,6 +288,7 @@ fn a_long_sleep_is_no_outage() {
     let mut waiting = WaitingClaim {
         store: &mut store,
         claim: &claim,
+        terms: None,
         outage_from: Some(Moment::now()),
         held: None,
         may_hold: false,
@@ -318,7 +331,8 @@ fn the_pauses_grow_only_while_connections_do_not_last() {
         let tries = std::iter::repeat_with(|| HELD).take(cuts).chain([MINE]).collect();
         let sleeps = std::iter::repeat_with(|| failed(true, true)).take(cuts).collect();
         let mut store = Scripted { tries, sleeps, sleeps_for, ..Scripted::default() };
-        let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut Onlooker::new(true) };
+        let wait =
+            Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut Onlooker::new(true) };
         let (acquired, took) = IdleMachine::with(|| {
             let begin = Moment::now();
             (in_turn(&mut store, &Claim::example(), wait), Moment::now().since(begin))
@@ -362,7 +376,8 @@ fn patience_begins_anew_when_the_waiter_is_continued() {
     let mut store = Scripted { tries, ..Scripted::default() };
     let claim = Claim::example();
     let outage_from = Some(Moment::from_boot(UPTIME));
-    let mut waiting = WaitingClaim { store: &mut store, claim: &claim, outage_from, held: None, may_hold: false };
+    let mut waiting =
+        WaitingClaim { store: &mut store, claim: &claim, terms: None, outage_from, held: None, may_hold: false };
     let mut onlooker = Onlooker::new(true);
     let waited =
         IdleMachine::suspending(2 * OUTAGE_MAX, || waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker));
@@ -374,7 +389,7 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
     let mut watcher = Onlooker { stops: Cell::new(2), ..Onlooker::new(true) };
-    let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
+    let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
     let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
 }
@@ -392,7 +407,7 @@ fn what_may_be_left_behind_is_reported() {
             let sleeps = [Ok(Wakeup::Signal(15))].into();
             let mut store = Scripted { tries, sleeps, is_away, ..Scripted::default() };
             let mut watcher = Onlooker::new(goes_on);
-            let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
+            let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
             in_turn(&mut store, claim, wait).expect("the store does not fail");
             let is_told = watcher.left.iter().any(|left| left.contains("lockrun break"));
             let is_to_be_told = is_away && !is_answered && claim.ttl == Ttl::None;
@@ -406,8 +421,90 @@ fn what_may_be_left_behind_is_reported() {
     for (last, is_to_be_told) in [(failed(false, true), false), (failed(false, false), true)] {
         let mut store = Scripted { tries: [HELD, last].into(), is_away: true, ..Scripted::default() };
         let mut watcher = Onlooker::new(true);
-        let wait = Wait { until: None, max_waiting: None, signals: &signals, watcher: &mut watcher };
+        let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
         let error = in_turn(&mut store, &lasting, wait).expect_err("the store fails");
         assert_eq!(error.to_string().contains("lockrun break"), is_to_be_told, "{error}");
     }
+}
+
+const TERMS: Terms = Terms {
+    ttl: Duration::from_secs(60),
+    renew_every: Duration::from_secs(20),
+    kill_after: Duration::from_secs(10),
+    store_timeout: Duration::from_secs(5),
+};
+
+/// The answer that the claim waits in this place, and that the last fence issued is 7.
+fn waits_in(place: u64, look_in: Option<Duration>) -> Answer {
+    Ok(Tried::Held(Held { place: Some(place), look_in, last_fence: 7, ..Held::default() }))
+}
+
+/// Waits, on an idle machine, for a lock that is handed over with this fence after so long. Returns what was acquired, and how often the
+/// store was asked.
+fn is_handed_over(fence: u64, after: Duration, terms: Option<Terms>) -> (Acquired, usize) {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let mut store = Scripted {
+        tries: [waits_in(0, None), MINE].into(),
+        sleeps: [Ok(Wakeup::HandedOver { fence, slot: 3 })].into(),
+        sleeps_for: after,
+        ..Scripted::default()
+    };
+    let claim = Claim { ttl: Ttl::Lasts(TERMS.ttl), ..Claim::example() };
+    let wait = Wait { until: None, max_waiting: None, terms, signals: &signals, watcher: &mut Onlooker::new(true) };
+    let acquired = IdleMachine::with(|| in_turn(&mut store, &claim, wait));
+    assert_eq!(store.cancelled, 0);
+    (acquired.expect("the store does not fail"), store.asked.len())
+}
+
+#[test]
+fn the_lease_of_a_lock_that_is_handed_over_counts_from_the_last_request_that_was_answered() {
+    let lease_from = Some(Moment::from_boot(UPTIME));
+    let grant = Grant { fence: 8, slot: 3, lease_from, by_hand_off: true };
+    for after in [Duration::from_millis(1), Duration::from_secs(9)] {
+        assert_eq!(is_handed_over(8, after, Some(TERMS)), (Acquired::Mine(grant), 1));
+    }
+}
+
+// Of a place of 30 s, TERM is due after 18.69 s, and a renewal takes up to 5 s.
+#[test]
+fn a_wake_up_that_leaves_no_time_to_renew_is_confirmed_first() {
+    assert_eq!(is_handed_over(8, Duration::from_millis(13_680), Some(TERMS)).1, 1);
+    for after in [13_691, 20_000, 40_000] {
+        assert_eq!(is_handed_over(8, Duration::from_millis(after), Some(TERMS)), (Acquired::Mine(GRANT), 2));
+    }
+}
+
+#[test]
+fn a_wake_up_from_before_the_last_answer_counts_for_nothing() {
+    assert_eq!(is_handed_over(7, Duration::from_millis(1), Some(TERMS)), (Acquired::Mine(GRANT), 2));
+}
+
+// A lock by hand must last for its whole ttl when its token is printed, and a lease that never ends is not renewed.
+#[test]
+fn where_nothing_renews_the_lease_a_hand_off_is_confirmed_first() {
+    assert_eq!(is_handed_over(8, Duration::from_millis(1), None), (Acquired::Mine(GRANT), 2));
+}
+
+#[test]
+fn a_place_is_prolonged_three_times_in_its_length_and_looked_after_before() {
+    let slept_for = |answer: Answer, ttl: Ttl| {
+        let signals = Signals::take_over().expect("signals can be blocked");
+        let mut store = Scripted { tries: [answer, MINE].into(), ..Scripted::default() };
+        let claim = Claim { ttl, ..Claim::example() };
+        let watcher = &mut Onlooker::new(true);
+        let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher };
+        IdleMachine::with(|| in_turn(&mut store, &claim, wait)).expect("the store does not fail");
+        store.slept_for[0]
+    };
+    let seconds = Duration::from_secs;
+    for (ttl, third) in
+        [(Ttl::Lasts(seconds(3)), seconds(1)), (Ttl::Lasts(seconds(600)), seconds(10)), (Ttl::None, seconds(10))]
+    {
+        let every = slept_for(waits_in(5, None), ttl).expect("it asks again");
+        assert!(every <= third && every >= third * 7 / 8, "{every:?}");
+    }
+    let look_in = Some(Duration::from_millis(300));
+    assert_eq!(slept_for(waits_in(1, look_in), Ttl::None), look_in);
+    // The kernel keeps the queue.
+    assert_eq!(slept_for(HELD, Ttl::None), None);
 }

@@ -188,8 +188,8 @@ pub(super) enum Compare {
     Unchanged(String, i64),
     /// That a key is attached to this lease.
     Attached(String, i64),
-    /// That no key has this prefix.
-    NoneBegin(String),
+    /// That no key from `from` up to `to`, exclusive, was written after this revision.
+    NoneSince { from: String, to: String, revision: i64 },
 }
 
 impl Compare {
@@ -201,9 +201,9 @@ impl Compare {
             Compare::Attached(key, lease) => {
                 json!({ "key": encoded(key), "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() })
             }
-            Compare::NoneBegin(prefix) => {
-                let (key, end) = (encoded(prefix), encoded(&super::keys::range_end(prefix)));
-                json!({ "key": key, "range_end": end, "target": "MOD", "result": "EQUAL", "mod_revision": "0" })
+            Compare::NoneSince { from, to, revision } => {
+                let (key, end, next) = (encoded(from), encoded(to), (revision + 1).to_string());
+                json!({ "key": key, "range_end": end, "target": "MOD", "result": "LESS", "mod_revision": next })
             }
         }
     }
@@ -285,9 +285,11 @@ pub(super) fn time_to_live(lease: i64) -> Request {
     request("/v3/lease/timetolive", &json!({ "ID": lease.to_string() }))
 }
 
-/// Watches a key from now on.
-pub(super) fn watch(key: &str) -> Request {
-    request("/v3/watch", &json!({ "create_request": { "key": encoded(key) } }))
+/// Watches a key, and those whose names go on with a slash, from this revision on.
+pub(super) fn watch(key: &str, revision: i64) -> Request {
+    let (from, to) = (encoded(key), encoded(&super::keys::range_end(&format!("{key}/"))));
+    let create = json!({ "key": from, "range_end": to, "start_revision": revision.to_string() });
+    request("/v3/watch", &json!({ "create_request": create }))
 }
 
 /// Logs in.

@@ -1,17 +1,17 @@
 //! What an operation changes in etcd: one transaction, which fails if the lock was changed meanwhile.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::api::{self, Compare, Operation, Transacted};
-use super::facts::{EtcdFacts, is_near};
-use super::found::{FIRST_WAITERS, Found, Life, LifeEnd, OwnRow, Row, RowValue, Scope, record_of, seconds_until};
+use super::api::{self, Compare, Operation};
+use super::facts::{EtcdFacts, HAND_OFFS_MAX};
+use super::found::{Found, HandedOver, Life, LifeEnd, OwnRow, Row, Scope, record_of, whole_seconds};
 use super::http::Request;
-use super::waiting::{self, LOOKERS, ROWS_MAX, WAITER_TTL, WATCHERS, Wake};
-use crate::lock::claim::Mode;
-use crate::lock::state::{LockState, WaiterState};
+use super::keys::range_end;
+use crate::lock::state::{HolderState, LOOKERS, LockState, WaiterState};
 use crate::lock::token::Token;
 use crate::store::record_limit::{self, RecordTooLong};
 
@@ -22,9 +22,9 @@ const OPERATIONS_MAX: usize = 128;
 /// with their leases, which are revoked right after it.
 const LIVES_MAX: usize = 10;
 
-// A transaction has an operation for each of these lives, for each row that is changed, comes near or is to check, for the
-// row of the asking client, and for the record.
-const _: () = assert!(LIVES_MAX + ROWS_MAX + LOOKERS + WATCHERS + 2 <= OPERATIONS_MAX);
+// A transaction has an operation for each of these lives; two for each waiter that is taken from the queue, by a request for the lock
+// twice as many as at once; one for each waiter that must look; and those for the row of the asking client, the record and its fence.
+const _: () = assert!(LIVES_MAX + 4 * HAND_OFFS_MAX + LOOKERS + 3 <= OPERATIONS_MAX);
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
 /// repeated attempt uses them again.
@@ -65,13 +65,8 @@ pub(super) struct Change {
     grants: Vec<(i64, u64)>,
     /// The leases that are unused after that.
     pub(super) unused_leases: Vec<i64>,
-    /// The new row of the asking client, if it joins the queue, and the lease of the row.
+    /// The row of the asking client, and its lease, if it joins the queue or its place is put on a new lease.
     pub(super) own_row: Option<(String, i64)>,
-    /// The rows whose waiters are granted the lock or called by this, see [`RowValue::challenge`].
-    pub(super) challenges: Vec<(String, u64)>,
-    /// Whether the transaction also reads the lock as the change leaves it: the asking client holds it then, and will know it
-    /// for its next operation.
-    pub(super) reads_back: bool,
     /// Why the change must not be made.
     pub(super) refused: Option<RecordTooLong>,
 }
@@ -80,16 +75,19 @@ pub(super) struct Change {
 pub(super) struct Draft<'a> {
     pub(super) scope: &'a Scope,
     pub(super) facts: &'a EtcdFacts<'a>,
+    pub(super) asking: Option<&'a Token>,
     pub(super) before: &'a LockState,
     pub(super) after: &'a LockState,
+    /// Which waiters to wake, see [`Applied::woken`](crate::lock::state::Applied::woken).
+    pub(super) woken: &'a [Token],
     /// Whether the lease of the asking client is renewed, see
     /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
+    /// If the asking client waits by this: the lease that was kept alive for its place, or 0.
+    pub(super) kept: Option<i64>,
     /// The token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
     /// the life keeps the others from the lock, because the command still runs.
     pub(super) given_up: Option<&'a Token>,
-    /// Whether the lock was not read for this, see [`RememberedLock`](super::operation::RememberedLock).
-    pub(super) is_from_memory: bool,
     /// Whether to write the record even if it stays the same.
     pub(super) forces_write: bool,
 }
@@ -107,8 +105,6 @@ impl Draft<'_> {
             grants: Vec::new(),
             unused_leases: Vec::new(),
             own_row: None,
-            challenges: Vec::new(),
-            reads_back: false,
             refused: None,
         };
         if self.found().record_revision == 0 {
@@ -116,67 +112,61 @@ impl Draft<'_> {
             let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found().pruned.revision);
             change.compare.push(pruned);
         }
-        if self.is_from_memory {
-            let (names, found) = (&self.scope.names, self.found());
-            // The row of a waiter that is granted the lock is compared, which also notices that it has left.
-            change.compare.extend(found.rows.is_empty().then(|| Compare::NoneBegin(names.queue.clone())));
-            let lives = found.lives.iter();
-            change.compare.extend(lives.map(|life| Compare::Attached(names.life(&life.token), life.lease)));
-        }
-        let record = record_of(self.after, self.before, self.found(), self.facts.asking.filter(|_| self.begins_lease));
         self.change_lives(&mut change, leases);
-        let changes_grants = self.change_rows(&mut change, &record);
-        self.change_record(&mut change, &record, changes_grants);
-        self.join(&mut change, leases);
-        let holds = self.facts.is_held_by_asking(self.after);
-        // Reading very many waiters would cost more than it saves.
-        let reads_few = !self.scope.reads_all_rows() || self.found().rows.len() <= FIRST_WAITERS as usize;
-        let has_room = change.operations.len() + self.scope.operations().len() <= OPERATIONS_MAX;
-        change.reads_back = holds && reads_few && has_room;
+        self.take_from_queue(&mut change);
+        self.keep_place(&mut change, leases);
+        self.change_record(&mut change);
         change
     }
 
-    /// Gives new leases to holders, and takes them from those that no longer hold the lock.
+    /// Gives new leases to holders, except those to which the lock is handed, and takes them from those that no longer hold the lock.
     fn change_lives(&self, change: &mut Change, leases: &mut NewLeases) {
-        let names = &self.scope.names;
-        for holder in &self.after.holders {
-            let Some(lease) = &holder.lease else { continue };
-            let before = self.before.holders.iter().find(|it| it.token == holder.token);
-            let is_own = self.facts.asking == Some(&holder.token);
-            let old = self.found().lease_of(&holder.token);
-            match lease.ends_ms {
-                None => change.operations.extend(old.map(|_| Operation::Delete(names.life(&holder.token)))),
-                Some(ends_ms)
-                    if before.is_some_and(|it| it.lease == holder.lease) && !(is_own && self.begins_lease) =>
-                {
-                    let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
-                    if is_revoked_now && let Some(life) = self.found().life_of(&holder.token) {
-                        self.end_life(change, life, ends_ms);
-                    }
-                    continue;
-                }
-                Some(ends_ms) => {
-                    let seconds = seconds_until(ends_ms, self.facts.now_ms);
-                    let lease = leases.of(&holder.token, seconds);
-                    change.grants.push((lease, seconds));
-                    let key = names.life(&holder.token);
-                    let end = holder.revoked_by.as_ref().map(|_| self.end_at(ends_ms));
-                    let value = end.map(|end| json(&end)).unwrap_or_default();
-                    change.operations.push(Operation::Put { key, value, lease });
-                }
-            }
-            change.unused_leases.extend(old);
+        for holder in self.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
+            self.change_life(change, holder, leases);
         }
         for life in &self.found().lives {
             let was_there = self.before.holders.iter().any(|holder| holder.token == life.token);
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
             if !is_there && (was_there || self.given_up == Some(&life.token)) {
                 if change.operations.len() < LIVES_MAX {
-                    change.operations.push(Operation::Delete(names.life(&life.token)));
+                    change.operations.push(Operation::Delete(self.scope.names.life(&life.token)));
                 }
                 change.unused_leases.push(life.lease);
             }
         }
+    }
+
+    /// Returns whether the lock is handed to this holder in the queue: it keeps the lease of its place.
+    fn is_handed_over(&self, holder: &HolderState) -> bool {
+        let held_before = self.before.holders.iter().any(|it| it.token == holder.token);
+        !held_before && self.asking != Some(&holder.token) && self.found().row_of(&holder.token).is_some()
+    }
+
+    /// Gives a holder a new lease if it begins one now.
+    fn change_life(&self, change: &mut Change, holder: &HolderState, leases: &mut NewLeases) {
+        let Some(lease) = &holder.lease else { return };
+        let key = self.scope.names.life(&holder.token);
+        let before = self.before.holders.iter().find(|it| it.token == holder.token);
+        let begins_lease = self.begins_lease && self.asking == Some(&holder.token);
+        if lease.ends_ms.is_some() && !begins_lease && before.is_some_and(|it| it.lease == holder.lease) {
+            let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
+            if let (true, Some(life), Some(ends_ms)) =
+                (is_revoked_now, self.found().life_of(&holder.token), lease.ends_ms)
+            {
+                self.end_life(change, life, ends_ms);
+            }
+            return;
+        }
+        let old = self.found().lease_of(&holder.token);
+        if let Some(ends_ms) = lease.ends_ms {
+            let left = Duration::from_millis(ends_ms.saturating_sub(self.facts.now_ms));
+            let lease = change.new_lease(&holder.token, left, leases);
+            let value = holder.revoked_by.as_ref().map(|_| json(&self.end_at(ends_ms))).unwrap_or_default();
+            change.operations.push(Operation::Put { key, value, lease });
+        } else if old.is_some() {
+            change.operations.push(Operation::Delete(key));
+        }
+        change.unused_leases.extend(old);
     }
 
     /// Notes in the life of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
@@ -193,101 +183,96 @@ impl Draft<'_> {
         LifeEnd::new(&self.found().member_and_term.0, ends_ms)
     }
 
-    /// Writes the rows of the waiters that have changed, and of those that have to look: to show that they are alive, or
-    /// because a slot may be theirs. `record` is the new record. Returns whether a grant is made or ended.
-    fn change_rows(&self, change: &mut Change, record: &LockState) -> bool {
-        let mut changes_grants = false;
-        let passes_over = waiting::passes_over(self.before, self.after);
-        let woken = waiting::to_wake(self.facts, self.before, self.after);
+    /// Deletes the rows of the waiters that have left the queue, and wakes those that must be woken. A waiter to which the lock was
+    /// handed gets its life, which says so, on the lease of its place.
+    fn take_from_queue(&self, change: &mut Change) {
+        let names = &self.scope.names;
         for row in &self.found().rows {
-            let token = &row.value.waiter.token;
-            let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *token) else {
-                changes_grants |= row.value.waiter.grant.is_some();
-                if self.is_from_memory {
-                    // Revisions can recur when a cluster is restored from a backup; leases do not.
-                    change.compare.extend([row.unchanged(), Compare::Attached(row.name.clone(), row.lease)]);
-                }
+            let token = &row.waiter.token;
+            let is_own = self.asking == Some(token);
+            let waits = self.waiter(token).is_some_and(|waiter| waiter.mode == row.waiter.mode);
+            if !waits {
                 change.operations.push(Operation::Delete(row.name.clone()));
-                change.unused_leases.push(row.lease);
-                continue;
-            };
-            changes_grants |= waiter.grant.is_some() != row.value.waiter.grant.is_some();
-            // If a waiter has not claimed the lock, the next one may be dead, too.
-            let is_granted = waiter.grant.is_some() && row.value.waiter.grant.is_none();
-            let wakes = woken.get(&row.name);
-            let is_called = is_granted && passes_over || wakes == Some(&Wake::Call);
-            let called = self.called(row).or(is_called.then_some(self.facts.now_ms));
-            let value = self.row_value(row, waiter, called);
-            if wakes == Some(&Wake::Check) || value != row.value {
-                // An old copy of the record is not valid for the new revision of the row.
-                let record = is_granted.then(|| to_claim_by(waiter, record)).flatten();
-                change.change_row(row, &RowValue { record, ..value });
+                change.unused_leases.extend(is_own.then_some(row.lease));
             }
+            if is_own || waits && !self.woken.contains(token) {
+                continue;
+            }
+            let handed_over = self.after.holders.iter().find(|it| it.token == *token && self.is_handed_over(it));
+            let (key, value) = match handed_over {
+                Some(HolderState { fence, slot, mode, .. }) => {
+                    (names.life(token), json(&HandedOver { fence: *fence, slot: *slot, mode: *mode }))
+                }
+                None => (names.look(token), String::new()),
+            };
+            change.compare.push(row.unchanged());
+            change.operations.push(Operation::Put { key, value, lease: row.lease });
         }
-        changes_grants
+        if self.changes_holders() {
+            // One that has joined meanwhile, ahead of those that still wait, could be the next.
+            let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
+            let next = self.found().rows.iter().find(still_waits).map(|row| row.name.clone());
+            let (from, revision) = (names.queue.clone(), self.found().revision);
+            let to = next.unwrap_or_else(|| range_end(&from));
+            change.compare.push(Compare::NoneSince { from, to, revision });
+        }
     }
 
-    fn row_value(&self, row: &Row, waiter: &WaiterState, called: Option<u64>) -> RowValue {
-        let grant = waiter.grant.map(|grant| match row.value.waiter.grant {
-            // The same grant keeps its times: they identify it, and nobody measures by them.
-            Some(before) if before.slot == grant.slot => before,
-            _ => grant,
-        });
-        // A waiter that is passed over shows that it is alive by asking again.
-        let called = called.filter(|_| !waiter.is_unresponsive);
-        let is_near = row.value.is_near || is_near(waiter, self.after);
-        RowValue { waiter: WaiterState { grant, ..waiter.clone() }, called, is_near, record: row.value.record.clone() }
+    /// Returns the waiter with this token after the change.
+    fn waiter(&self, token: &Token) -> Option<&WaiterState> {
+        self.after.waiters.iter().find(|waiter| waiter.token == *token)
     }
 
-    /// Returns since when the waiter in a row is called.
-    fn called(&self, row: &Row) -> Option<u64> {
-        row.value.called.filter(|_| self.facts.asking != Some(&row.value.waiter.token))
+    /// If the asking client waits, makes sure that its place lasts long enough: joins the queue, or puts its row on a new lease, unless
+    /// that of the row was kept alive.
+    fn keep_place(&self, change: &mut Change, leases: &mut NewLeases) {
+        let Some((kept, asking)) = self.kept.zip(self.asking) else { return };
+        let Some(waiter) = self.waiter(asking) else { return };
+        let row = self.found().row_of(asking).filter(|row| row.waiter.mode == waiter.mode);
+        let is_same = |row: &Row| WaiterState { ends_ms: row.waiter.ends_ms, ..waiter.clone() } == row.waiter;
+        if row.is_some_and(|row| row.lease == kept && is_same(row)) {
+            return;
+        }
+        let lease = change.new_lease(asking, Duration::from_millis(waiter.place_ms), leases);
+        let name = row.map_or_else(|| self.scope.names.row(self.found().revision, asking), |row| row.name.clone());
+        change.compare.extend(row.map(Row::unchanged));
+        change.unused_leases.extend(row.map(|row| row.lease));
+        change.operations.push(Operation::Put { key: name.clone(), value: json(waiter), lease });
+        change.own_row = Some((name, lease));
     }
 
-    fn change_record(&self, change: &mut Change, record: &LockState, changes_grants: bool) {
-        let changes_record = *record != self.found().stored;
+    fn change_record(&self, change: &mut Change) {
+        let found = self.found();
+        let renewed = self.asking.filter(|_| self.begins_lease);
+        let record = record_of(self.after, self.before, found, renewed);
         // A client that has seen the lock before this must not act on what has changed since.
-        let is_needed = changes_record || changes_grants || !change.operations.is_empty() && self.changes_holders();
+        let is_needed = record != found.stored || self.changes_holders();
         // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing, see
         // `outlast_late_requests`.
-        let is_leftover =
-            self.facts.asking.is_none() && self.found().record_revision != 0 && *record == LockState::default();
+        let is_leftover = self.asking.is_none() && found.record_revision != 0 && record == LockState::default();
         if !is_needed && !is_leftover && !self.forces_write {
             return;
         }
         let key = self.scope.names.state.clone();
-        if *record != LockState::default() || self.forces_write {
-            let (value, stored) = (json(record), &self.found().stored);
-            change.refused = record_limit::check((stored, json(stored).len()), (record, value.len())).err();
+        if record != LockState::default() || self.forces_write {
+            let value = json(&record);
+            change.refused =
+                record_limit::check((&found.stored, json(&found.stored).len()), (&record, value.len())).err();
             change.operations.push(Operation::Put { key, value, lease: 0 });
             return;
         }
         change.operations.push(Operation::Delete(key));
-        let (fence, pruned) = (self.found().stored.fence, self.found().pruned);
-        if self.scope.keeps_fence && fence > pruned.fence {
+        if self.scope.keeps_fence && found.stored.fence > found.pruned.fence {
             let key = self.scope.names.pruned_fence.clone();
             // Of two at once, the greater one must stay.
-            change.compare.push(Compare::Unchanged(key.clone(), pruned.revision));
-            change.operations.push(Operation::Put { key, value: fence.to_string(), lease: 0 });
+            change.compare.push(Compare::Unchanged(key.clone(), found.pruned.revision));
+            change.operations.push(Operation::Put { key, value: found.stored.fence.to_string(), lease: 0 });
         }
     }
 
     fn changes_holders(&self) -> bool {
         let tokens = |state: &LockState| state.holders.iter().map(|holder| holder.token.clone()).collect::<Vec<_>>();
         tokens(self.before) != tokens(self.after)
-    }
-
-    /// Adds the row of the asking client, if it joins the queue.
-    fn join(&self, change: &mut Change, leases: &mut NewLeases) {
-        let Some(asking) = self.facts.asking.filter(|asking| self.found().row_of(asking).is_none()) else { return };
-        let Some(waiter) = self.after.waiters.iter().find(|waiter| waiter.token == *asking) else { return };
-        let (seconds, name) = (WAITER_TTL.as_secs(), self.scope.names.row(self.found().revision, asking));
-        let lease = leases.of(asking, seconds);
-        change.grants.push((lease, seconds));
-        let is_near = is_near(waiter, self.after);
-        let value = json(&RowValue { waiter: waiter.clone(), called: None, is_near, record: None });
-        change.operations.push(Operation::Put { key: name.clone(), value, lease });
-        change.own_row = Some((name, lease));
     }
 }
 
@@ -297,10 +282,12 @@ impl Change {
         self.operations.is_empty()
     }
 
-    fn change_row(&mut self, row: &Row, value: &RowValue) {
-        self.compare.push(row.unchanged());
-        self.operations.push(Operation::Change { key: row.name.clone(), value: json(value) });
-        self.challenges.extend(value.challenge().map(|challenge| (row.name.clone(), challenge)));
+    /// Returns a lease to create for this holder or waiter that lasts for this long.
+    fn new_lease(&mut self, token: &Token, span: Duration, leases: &mut NewLeases) -> i64 {
+        let seconds = whole_seconds(span);
+        let lease = leases.of(token, seconds);
+        self.grants.push((lease, seconds));
+        lease
     }
 
     /// Returns the leases that it uses.
@@ -309,8 +296,8 @@ impl Change {
     }
 
     /// Returns the leases to create that do not exist yet, with their seconds.
-    pub(super) fn new_grants(&self, leases: &NewLeases) -> impl Iterator<Item = &(i64, u64)> {
-        self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease))
+    pub(super) fn new_grants(&self, leases: &NewLeases) -> Vec<(i64, u64)> {
+        self.grants.iter().filter(|(lease, _)| !leases.created.contains(lease)).copied().collect()
     }
 
     /// Returns whether it uses a lease that an earlier attempt has created.
@@ -318,20 +305,9 @@ impl Change {
         self.grants.iter().any(|(lease, _)| leases.created.contains(lease))
     }
 
-    /// Returns the requests that make the change; the last is the transaction. It also reads the lock: as it was found if the
-    /// change is not made, and as the change leaves it if it [`reads_back`](Change::reads_back).
-    pub(super) fn requests(&self, scope: &Scope, leases: &NewLeases) -> Vec<Request> {
-        let grants = self.new_grants(leases).map(|(lease, seconds)| api::grant(*lease, *seconds));
-        let reads = scope.operations();
-        let changes = self.operations.iter().chain(reads.iter().filter(|_| self.reads_back));
-        let transaction = api::transaction(&self.compare, changes, &reads).for_all(scope.reads_all_rows());
-        grants.chain([transaction]).collect()
-    }
-
-    /// Returns those of the transaction's responses that read the lock as the change leaves it.
-    pub(super) fn read_back(&self, transacted: Transacted) -> Option<Transacted> {
-        let responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
-        self.reads_back.then_some(Transacted { responses, ..transacted })
+    /// Returns the transaction that makes the change; if the lock was changed meanwhile, it reads the lock instead.
+    pub(super) fn transaction(&self, scope: &Scope) -> Request {
+        api::transaction(&self.compare, &self.operations, &scope.operations()).for_all(scope.reads_all_rows())
     }
 }
 
@@ -345,12 +321,6 @@ impl Scope {
     pub(super) fn with_row(self, row: Option<String>) -> Self {
         Scope { own_row: row.map_or(self.own_row, OwnRow::Named), ..self }
     }
-}
-
-/// Returns the record for the row of a waiter that is granted the lock exclusively, while nobody holds it: the waiter claims
-/// the lock by this copy. Where several can hold the lock, a claim must see the other holders.
-fn to_claim_by(waiter: &WaiterState, record: &LockState) -> Option<Box<LockState>> {
-    (waiter.mode == Mode::EXCLUSIVE && record.holders.is_empty()).then(|| Box::new(record.clone()))
 }
 
 /// Returns what is stored, as JSON, which cannot fail for these types.

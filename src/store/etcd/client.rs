@@ -38,8 +38,6 @@ pub(super) struct Client {
     pub(super) round_trip: Duration,
     /// How many bytes the answers had.
     pub(super) received: usize,
-    /// How many requests members have failed to answer.
-    pub(super) failed: u64,
     /// Whether an unanswered write may have been carried out since this was last set to `false`.
     pub(super) may_be_done: bool,
 }
@@ -68,7 +66,6 @@ impl Client {
             clock: None,
             round_trip: Duration::ZERO,
             received: 0,
-            failed: 0,
             may_be_done: false,
         })
     }
@@ -122,7 +119,6 @@ impl Client {
             if !failure.is_of_member() {
                 return Err(failure);
             }
-            self.failed += 1;
             failures.push((self.member, failure));
             self.member = (self.member + 1) % members;
             if failures.len().is_multiple_of(members) {
@@ -233,10 +229,11 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a separate connection to the present member, and watches `key` there from now on.
-    pub(super) fn watch(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+    /// Opens a separate connection to the present member, and watches `key` there, as [`api::watch`] says.
+    pub(super) fn watch(&self, key: &str, revision: i64, deadline: Moment) -> Result<Connection, Failure> {
         let mut connection = self.dial(deadline)?;
-        connection.start_stream(api::watch(key), self.token.as_deref(), "\"created\":true", deadline)?;
+        let request = api::watch(key, revision);
+        connection.start_stream(request, self.token.as_deref(), "\"created\":true", deadline)?;
         Ok(connection)
     }
 }

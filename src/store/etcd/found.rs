@@ -1,19 +1,25 @@
 //! What is stored of one lock, at one moment.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::api::{Compare, KeyValue, Operation, Range, Transacted};
 use super::client::DATE_DOUBT_MS;
-use super::facts::Observed;
 use super::failure::Failure;
 use super::keys::Names;
-use crate::lock::state::{HolderState, Lease, LockState, Purpose, WaiterState};
+use crate::lock::claim::Mode;
+use crate::lock::state::{HolderState, LOOKERS, Lease, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
 
-/// How many waiters are read at first, besides the asking client; and the factor by which this grows if too few of them
-/// answer.
+/// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the operation. One
+/// that deals with as many as it may leaves enough of these.
 pub(super) const FIRST_WAITERS: u32 = 16;
-pub(super) const GROWTH_FACTOR: u32 = 8;
+pub(super) const MANY_WAITERS: u32 = 64;
+
+/// In how long to look again for a holder's life that still exists although its end should have come: etcd looks for expired leases
+/// twice a second.
+const LOOK_AGAIN_MS: u64 = 300;
 
 /// Where the row of the asking client is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,30 +43,13 @@ pub(super) struct Scope {
     pub(super) keeps_fence: bool,
 }
 
-/// What is stored of a waiter, besides its lease.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RowValue {
-    pub(super) waiter: WaiterState,
-    /// Since when it is called, that is, has to show that it is alive, or to claim its grant sooner than others. In
-    /// milliseconds of Unix time, which identify the call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) called: Option<u64>,
-    /// Whether it was notified that it is near the head of the queue, and looks at the lock regularly.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) is_near: bool,
-    /// A copy of the record as of the grant, if the lock is granted to the waiter and nobody holds it: valid while the row
-    /// and the record have the same revision. The waiter claims the lock by this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) record: Option<Box<LockState>>,
-}
-
 /// A row of the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) name: String,
     /// The revision of its last change.
     pub(super) revision: i64,
-    pub(super) value: RowValue,
+    pub(super) waiter: WaiterState,
     pub(super) lease: i64,
 }
 
@@ -87,6 +76,15 @@ impl LifeEnd {
     pub(super) fn new(member: &str, ends_ms: u64) -> Self {
         LifeEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(2 * DATE_DOUBT_MS) }
     }
+}
+
+/// What the life of a holder says to which the lock was handed in the queue: all that it must know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HandedOver {
+    pub(super) fence: u64,
+    pub(super) slot: u32,
+    /// How it holds the lock: two processes with the same token may have asked for different modes.
+    pub(super) mode: Mode,
 }
 
 /// The greatest fence of the locks whose record was pruned: the fence of a lock must not go back, whichever member's clock was
@@ -212,13 +210,6 @@ impl Life {
     }
 }
 
-impl RowValue {
-    /// Returns what identifies the grant or the call of the waiter, if it has one.
-    pub(super) fn challenge(&self) -> Option<u64> {
-        self.waiter.grant.map(|grant| grant.since_ms).or(self.called)
-    }
-}
-
 impl Row {
     /// Reads a row.
     pub(super) fn read(kv: &KeyValue) -> Result<Self, Failure> {
@@ -226,7 +217,7 @@ impl Row {
         Ok(Row {
             name: kv.key.clone(),
             revision: kv.mod_revision,
-            value: serde_json::from_str(&kv.value).map_err(broken)?,
+            waiter: serde_json::from_str(&kv.value).map_err(broken)?,
             lease: kv.lease,
         })
     }
@@ -241,16 +232,20 @@ impl Found {
     /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its life exists,
     /// whatever a clock shows, unless `break` has ended it (see [`LifeEnd`]). If its life is gone, it still holds the lock until the
     /// end in the record: then its lease did not expire, but was revoked in etcd, and its command still runs. Another member may
-    /// have written that end, whose clock is ahead; but an end further away than two lengths is a clock's mistake. Grants and calls
-    /// are judged by `observed`.
-    pub(super) fn state(&self, asking: Option<&Token>, observed: &Observed, now_ms: u64) -> LockState {
+    /// have written that end, whose clock is ahead; but an end further away than two lengths is a clock's mistake.
+    ///
+    /// A waiter has its place while its row exists. When that ends is not known: each keep-alive prolongs it.
+    pub(super) fn state(&self, asking: Option<&Token>, now_ms: u64) -> LockState {
         let mut state = self.stored.clone();
+        let soon = now_ms.saturating_add(LOOK_AGAIN_MS);
         for holder in &mut state.holders {
             let life = self.life_of(&holder.token);
             if let Some(Lease { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
                 let longest = now_ms.saturating_add(*ttl_ms);
                 if let Some(life) = life {
-                    *ends_ms = self.end_of(life).map_or(longest, |end_ms| end_ms.min(longest));
+                    let ended = self.end_of(life).map(|end_ms| end_ms.min(longest));
+                    // The record only says when to look for it.
+                    *ends_ms = ended.unwrap_or((*ends_ms).min(longest).max(soon));
                 } else if *ends_ms > longest.saturating_add(*ttl_ms) {
                     *ends_ms = 0;
                 }
@@ -260,37 +255,29 @@ impl Found {
         let unrecorded =
             self.lives.iter().filter(|life| Some(&life.token) != asking && self.is_unrecorded(&life.token));
         state.holders.extend(unrecorded.map(|life| unrecorded_holder(&life.token, now_ms)));
-        state.waiters = self.rows.iter().map(|row| observed.waiter(row, now_ms)).collect();
+        let in_force = |row: &Row| {
+            let waiter = row.waiter.clone();
+            WaiterState { ends_ms: now_ms.saturating_add(waiter.place_ms), ..waiter }
+        };
+        state.waiters = self.rows.iter().map(in_force).collect();
         state
     }
 
-    /// Returns what a waiter's row says of the lock, if the lock is granted to it and the row has a copy of the record. The
-    /// other rows are not known.
-    pub(super) fn of_granted(kv: &KeyValue) -> Option<Self> {
-        let mut row = Row::read(kv).ok()?;
-        let stored = *row.value.record.take()?;
-        row.value.waiter.grant.is_some().then(|| Found {
-            member_and_term: (String::new(), String::new()),
-            revision: row.revision,
-            record_revision: row.revision,
-            stored,
-            // The record has a fence above this.
-            pruned: PrunedFence::default(),
-            lives: Vec::new(),
-            rows: vec![row],
-            has_all_rows: false,
-            waiting: 1,
-            ahead: 0,
-        })
+    /// Returns whether the waiters that were read are enough for an operation that leaves this state: it need not know those behind
+    /// them.
+    pub(super) fn has_enough_rows(&self, after: &LockState, asking: Option<&Token>) -> bool {
+        let others = after.waiters.iter().filter(|waiter| asking != Some(&waiter.token)).count();
+        self.has_all_rows || others > LOOKERS
     }
 
-    /// Returns whether the asking client holds the lock alone, and no waiter that was read is granted the lock, called or
-    /// passed over.
-    pub(super) fn is_held_alone_by(&self, asking: &Token) -> bool {
-        let is_alone = matches!(&self.stored.holders[..], [holder] if holder.token == *asking);
-        let is_alive = matches!(&self.lives[..], [life] if life.token == *asking);
-        let is_quiet = |row: &Row| row.value.challenge().is_none() && !row.value.waiter.is_unresponsive;
-        is_alone && is_alive && self.rows.iter().all(is_quiet)
+    /// Returns how many waiters ahead of the asking client were not read.
+    pub(super) fn unread_ahead(&self, asking: &Token) -> u64 {
+        let read = self.rows.len() as u64;
+        match self.row_of(asking) {
+            _ if self.has_all_rows => 0,
+            None => self.waiting.saturating_sub(read),
+            Some(_) => (self.ahead + 1).saturating_sub(read),
+        }
     }
 
     /// Returns whether this holder is missing from the record.
@@ -319,12 +306,6 @@ impl Found {
         self.lives.iter().filter(|life| self.is_unrecorded(&life.token)).map(|life| life.lease)
     }
 
-    /// Returns the leases of the lives here that no life in `other` has.
-    pub(super) fn leases_without(&self, other: &Found) -> impl Iterator<Item = i64> {
-        let is_there = |lease: &i64| other.lives.iter().any(|life| life.lease == *lease);
-        self.lives.iter().map(|life| life.lease).filter(move |lease| !is_there(lease))
-    }
-
     /// Returns the leases of the holders, and of the waiters that were read.
     pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
         self.lives.iter().map(|life| life.lease).chain(self.rows.iter().map(|row| row.lease))
@@ -332,20 +313,19 @@ impl Found {
 
     /// Returns the row of a waiter.
     pub(super) fn row_of(&self, token: &Token) -> Option<&Row> {
-        self.rows.iter().find(|row| row.value.waiter.token == *token)
+        self.rows.iter().find(|row| row.waiter.token == *token)
     }
 }
 
 /// Returns a holder of which only the life is known, neither for how long it lasts nor what it is for: a command may run under
 /// the lock.
 fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
-    const UNKNOWN_MS: u64 = 1000;
-    let lease = Lease { ends_ms: Some(now_ms.saturating_add(UNKNOWN_MS)), ttl_ms: None };
+    let lease = Lease { ends_ms: Some(now_ms.saturating_add(LOOK_AGAIN_MS)), ttl_ms: None };
     HolderState {
         token: token.clone(),
         since_ms: now_ms,
         lease: Some(lease),
-        purpose: Purpose::Forgotten,
+        purpose: Purpose::Unrecorded,
         ..HolderState::default()
     }
 }
@@ -368,7 +348,7 @@ pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, re
     record
 }
 
-/// Returns how many whole seconds to give a lease so that it does not end before `ends_ms`.
-pub(super) fn seconds_until(ends_ms: u64, now_ms: u64) -> u64 {
-    ends_ms.saturating_sub(now_ms).div_ceil(1000).max(1)
+/// Returns how many whole seconds to give a lease that must last for this long.
+pub(super) fn whole_seconds(span: Duration) -> u64 {
+    span.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)
 }

@@ -149,17 +149,13 @@ impl Connection {
             }
             self.more()?;
         }
-        if contains(&self.buffer, CANCELED) {
-            return Err(Failure::Closed);
-        }
-        self.buffer.clear();
-        Ok(())
+        if contains(&self.buffer, CANCELED) { Err(Failure::Closed) } else { Ok(()) }
     }
 
-    /// Reads what has arrived, without waiting. Returns it, HTTP's framing included, and whether the stream goes on.
-    pub(super) fn drain(&mut self) -> (&[u8], bool) {
+    /// Reads what has arrived on a stream and was not read yet, without waiting. Returns it, HTTP's framing included, and whether the
+    /// stream goes on.
+    pub(super) fn drain(&mut self) -> (Vec<u8>, bool) {
         self.stream.set_deadline(NO_WAIT);
-        self.buffer.clear();
         self.budget = ANSWER_MAX;
         let goes_on = loop {
             match self.more() {
@@ -168,7 +164,7 @@ impl Connection {
                 Err(_) => break false,
             }
         };
-        (&self.buffer, goes_on)
+        (std::mem::take(&mut self.buffer), goes_on)
     }
 
     /// Reads the head of an answer.

@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | `PREFIX/state/KEY` | the state of a lock, without its waiters | nobody |
 //! | `PREFIX/life/KEY/TOKEN` | a holder's life: it holds the lock for as long as this exists | the holder |
-//! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row, the only key that it watches | the waiter |
+//! | `PREFIX/life/KEY/TOKEN/look` | written to wake a waiter to which the lock is not handed | the waiter |
+//! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row: it waits for as long as this exists | the waiter |
 //! | `PREFIX/fence` | the greatest fence of the locks whose state was pruned | nobody |
 //!
 //! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined, so the names
-//! sort in the order of the queue.
+//! sort in the order of the queue. A waiter watches its own life, and what lies below that.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -17,6 +18,9 @@ use crate::lock::token::Token;
 
 /// The characters that are encoded in a lock's name.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// What follows the name of a waiter's life in the name of the key that wakes it. No token contains a slash.
+const LOOK: &str = "/look";
 
 /// The names of the keys of one lock.
 #[derive(Clone, Debug)]
@@ -46,6 +50,11 @@ impl Names {
     /// Returns the name of a holder's life.
     pub(super) fn life(&self, token: &Token) -> String {
         format!("{}{}", self.lives, token.as_str())
+    }
+
+    /// Returns the name of the key that wakes a waiter.
+    pub(super) fn look(&self, token: &Token) -> String {
+        format!("{}{LOOK}", self.life(token))
     }
 
     /// Returns whether this is the name of a waiter's row. Keys that others have put among lockrun's are left alone.

@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::found::{Found, OwnRow, Scope};
 use super::http::Response;
 use super::keys::{Names, all_states, decoded, range_end};
-use super::operation::{Subject, transacted};
+use super::operation::transacted;
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
@@ -120,12 +120,12 @@ impl EtcdStore {
             }
         }
         let now_ms = self.client.now_ms()?;
-        let state = found.state(None, &self.observed, now_ms);
+        let state = found.state(None, now_ms);
         // A cancelled request alone does not make it a lock that has been held.
         if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
             return Ok(None);
         }
-        let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
+        let facts = EtcdFacts { now_ms, found: &found, may_be_done: false };
         let mut status = from_state::status(key.clone(), &state, &facts);
         for holding in &mut status.holders {
             let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
@@ -213,12 +213,11 @@ impl EtcdStore {
         if !really {
             let found = self.look(key)?;
             let now_ms = self.client.now_ms()?;
-            let state = found.state(None, &self.observed, now_ms);
-            let facts = EtcdFacts { now_ms, found: &found, observed: &self.observed, asking: None, may_be_done: false };
+            let state = found.state(None, now_ms);
+            let facts = EtcdFacts { now_ms, found: &found, may_be_done: false };
             return Ok(is_prunable(&state, unused_for, &facts));
         }
-        let subject = Subject { needs_all_waiters: true, ..on(key) };
-        let pruned = self.once(subject, |state, facts| {
+        let pruned = self.once(on(key), |state, facts| {
             let is_prunable = is_prunable(state, unused_for, facts);
             if is_prunable {
                 *state = LockState::default();

@@ -42,11 +42,11 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
-use facts::{EtcdFacts, Observed};
+use facts::EtcdFacts;
 use failure::Failure;
-use operation::{Committed, RememberedLock, Subject};
+use operation::{Committed, Subject};
 use url::Cluster;
-use waiting::WaitState;
+use waiting::Watch;
 
 pub(super) use url::KIND;
 
@@ -57,13 +57,12 @@ const CONTENDED: u32 = 6;
 pub struct EtcdStore {
     client: Client,
     timeout: Duration,
-    observed: Observed,
-    /// The name of our row in the queue, and its lease.
+    /// The name of our row in the queue, and its lease, as of the last answer.
     own_row: Option<(String, i64)>,
-    /// The state of our wait in the queue, if we wait.
-    wait: Option<WaitState>,
-    /// What is known of the lock, if its next operation need not read it.
-    remembered: Option<RememberedLock>,
+    /// The cluster's revision as of that answer: what came later is to be heard.
+    seen_revision: i64,
+    /// The watch through which we hear of our turn.
+    watch: Option<Watch>,
     /// Leases to which nothing is attached any more.
     unused_leases: Vec<i64>,
     /// Whether nobody will use the lock again after this, so that its fence need not be kept.
@@ -77,10 +76,9 @@ impl EtcdStore {
         Ok(EtcdStore {
             client: Client::new(cluster)?,
             timeout,
-            observed: Observed::default(),
             own_row: None,
-            wait: None,
-            remembered: None,
+            seen_revision: 0,
+            watch: None,
             unused_leases: Vec::new(),
             is_trial: false,
         })
@@ -155,19 +153,27 @@ impl EtcdStore {
 
     /// Forgets our place in the queue.
     fn leave(&mut self) {
-        self.wait = None;
-        self.unused_leases.extend(self.own_row.take().map(|(_, lease)| lease));
+        self.watch = None;
+        self.own_row = None;
     }
 }
 
 /// Returns the subject of an operation by the claim.
 fn by(claim: &Claim) -> Subject<'_> {
-    Subject { asking: Some(&claim.token), ..on(&claim.key) }
+    Subject { asking: Some(&claim.token), has_row: true, ..on(&claim.key) }
 }
 
 /// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
-    Subject { key, asking: None, may_wait: false, gives_up: false, needs_all_waiters: false }
+    Subject {
+        key,
+        asking: None,
+        has_row: false,
+        may_wait: false,
+        place: None,
+        gives_up: false,
+        needs_all_waiters: false,
+    }
 }
 
 impl Store for EtcdStore {
@@ -176,60 +182,55 @@ impl Store for EtcdStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.wait.as_ref().and_then(|wait| wait.seen.clone());
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held };
         let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
-        let subject = Subject { may_wait, needs_all_waiters, ..by(claim) };
-        if let Some(granted) = self.wait.as_mut().and_then(|wait| wait.granted.take()) {
-            self.note_grant(claim, granted);
-        }
+        let place = (if_held != IfHeld::Leave).then(|| claim.place());
+        let subject = Subject { may_wait, place, needs_all_waiters, ..by(claim) };
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
-        if if_held != IfHeld::Leave && committed.as_ref().is_err_and(Failure::is_transient) {
-            self.keep_place();
-        }
-        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
-        let now = Now::unix(now_ms);
-        match answer {
+        let committed = committed.map_err(|failure| self.failed(&failure))?;
+        let now = Now::unix(committed.now_ms);
+        match committed.answer {
             Acquired::Mine { fence, slot, .. } => {
                 self.leave();
-                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at) }))
+                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false }))
             }
             Acquired::NotNeeded { began_unix_ms } => {
                 self.leave();
                 self.revoke_unused_leases();
-                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
+                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms: now.unix_ms }))
             }
-            Acquired::Held { first, place, ended_unix_ms } => {
-                let before = self.wait.take();
-                self.wait = waits.map(|(look, _)| WaitState::after(before, first.as_ref(), ended_unix_ms, look));
-                let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
-                let held = Held { place: waits.map(|(_, place)| place), ..held };
-                if self.wait.is_none() {
-                    self.leave();
-                    self.revoke_unused_leases();
-                }
-                let is_full = place.is_none() && if_held != IfHeld::Leave;
-                Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
+            Acquired::Held { first, place: Some(at), look_at_ms, last_fence } => {
+                self.seen_revision = committed.revision;
+                let at = at as u64 + committed.unread_ahead;
+                let held = from_state::waits(first, Some(at), look_at_ms, last_fence, now);
+                let blocked = waiting::blocked_look(at).filter(|_| committed.is_blocked);
+                Ok(Tried::Held(Held { look_in: held.look_in.into_iter().chain(blocked).min(), ..held }))
+            }
+            Acquired::Held { first, place: None, last_fence, .. } => {
+                self.leave();
+                self.revoke_unused_leases();
+                let held = from_state::waits(first, None, None, last_fence, now);
+                Ok(if if_held == IfHeld::Leave { Tried::Held(held) } else { Tried::NotQueued(held) })
             }
             // A claim is cancelled only when it is given up, and is not made again.
             Acquired::Cancelled => Ok(Tried::Held(Held::default())),
         }
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
-        _claim: &Claim,
+        claim: &Claim,
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // No request for the lock was sent.
         let failed = |store: &mut Self, failure| RequestError { nothing_to_cancel: true, ..store.failed(&failure) };
-        self.sleep_in_queue(until, waiter, observer).map_err(|failure| failed(self, failure))
+        self.await_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
@@ -237,8 +238,7 @@ impl Store for EtcdStore {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        let by_hand = matches!(how, Release::ByHand);
-        let subject = Subject { asking: Some(token), may_wait: by_hand, gives_up: !by_hand, ..on(key) };
+        let subject = Subject { asking: Some(token), gives_up: !matches!(how, Release::ByHand), ..on(key) };
         // What the last attempt found. If its outcome is unknown, and the lock was ours then and no longer is, that attempt
         // has released it.
         let mut before = None;
@@ -265,6 +265,10 @@ impl Store for EtcdStore {
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });
+        if cancelled.is_err() && claim.request.is_none() {
+            // Only this claim can have anything on that lease.
+            self.unused_leases.extend(self.own_row.take().map(|(_, lease)| lease));
+        }
         self.leave();
         self.revoke_unused_leases();
         cancelled.is_ok()
@@ -305,7 +309,7 @@ impl Store for EtcdStore {
 
 impl Sequences for EtcdStore {
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None };
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave };
         let sent_at = Moment::now();
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
         let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;

@@ -2,19 +2,18 @@
 //! another operation was quicker; then this one starts again with what the other has left.
 
 use std::thread;
+use std::time::Duration;
 
-use super::EtcdStore;
 use super::api::{self, Transacted};
 use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, GROWTH_FACTOR, OwnRow, Scope};
+use super::found::{FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::pauses::Pauses;
-use super::waiting::{self, Look};
-use crate::lock::claim::Claim;
+use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
 use crate::lock::token::Token;
@@ -27,8 +26,12 @@ pub(super) struct Subject<'a> {
     pub(super) key: &'a Key,
     /// The token that asks.
     pub(super) asking: Option<&'a Token>,
+    /// Whether our row in the queue matters, if we have one.
+    pub(super) has_row: bool,
     /// Whether that token may be in the queue without our knowledge.
     pub(super) may_wait: bool,
+    /// How long the place in the queue must last, if the operation may wait.
+    pub(super) place: Option<Duration>,
     /// Whether no command runs under that token any more.
     pub(super) gives_up: bool,
     /// Whether all waiters matter, not only the first.
@@ -41,57 +44,72 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    /// If the asking client waits now: when it looks again, and how many are ahead of it.
-    pub(super) waits: Option<(Look, u64)>,
+    /// The cluster's revision as of the answer.
+    pub(super) revision: i64,
+    /// How many of those ahead of the asking client were not read, if it waits.
+    pub(super) unread_ahead: u64,
+    /// Whether only those ahead of the asking client keep it from the lock, if it waits: the first of them cannot use what is free.
+    pub(super) is_blocked: bool,
+    /// Whether more waiters can be taken from the queue.
+    is_unfinished: bool,
 }
 
-/// What is known of a lock before the next operation, which then need not read it: its transaction compares that nothing of
-/// it has changed.
-pub(super) struct RememberedLock {
-    key: Key,
-    /// The acquisition that knows it.
-    token: Token,
-    basis: Basis,
+/// What an operation has at hand to begin with.
+struct Attempt<'a> {
+    subject: Subject<'a>,
+    scope: Scope,
+    /// The lease of our row, if it was kept alive for as long as the place must last.
+    kept: Option<i64>,
+    leases: NewLeases,
+    deadline: Moment,
+    pauses: Pauses,
 }
 
-/// The lock from which an operation starts.
-struct Basis {
-    found: Found,
-    source: Source,
-}
-
-/// How the lock is known.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    /// It was read for this operation.
-    Read,
-    /// The last operation has read it after changing it: we hold it alone.
-    ReadBack,
-    /// An event of the watch says that the lock is granted to us, to hold it alone. It does not say who else waits.
-    Watch,
-}
-
-impl Source {
-    fn is_remembered(self) -> bool {
-        self != Self::Read
-    }
+/// How an attempt ended.
+enum Attempted<T> {
+    Done(Committed<T>),
+    /// The lock must be read again: more of it, or after a lease was lost.
+    Again,
+    /// Another operation was quicker. `found`: what it has left; `is_urgent`: whether others should give way to this one.
+    Lost {
+        found: Found,
+        is_urgent: bool,
+    },
 }
 
 impl EtcdStore {
     /// Applies `rules` to the state of a lock, and stores the result. The rules may be applied several times, each time to
-    /// what is found then; only the last result is stored.
+    /// what is found then; only the last result is stored. If it leaves waiters to which the lock can be handed, goes on with them.
     pub(super) fn operate<T>(
         &mut self,
         subject: Subject<'_>,
         deadline: Moment,
         rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
-        let mut leases = NewLeases::default();
-        let operated = self.operate_with(&mut leases, subject, deadline, rules);
+        let committed = self.operate_once(subject, deadline, rules)?;
+        let mut is_unfinished = committed.is_unfinished;
+        while is_unfinished {
+            let looked = self.operate_once(on(subject.key), deadline, |state, facts| Ok(state.look(facts)));
+            // If this fails, the first of them look by themselves.
+            is_unfinished = looked.is_ok_and(|looked| looked.is_unfinished);
+        }
+        Ok(committed)
+    }
+
+    /// Does the same without going on.
+    fn operate_once<T>(
+        &mut self,
+        subject: Subject<'_>,
+        deadline: Moment,
+        mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Committed<T>, Failure> {
+        let (scope, leases, pauses) = (self.scope(subject), NewLeases::default(), Pauses::default());
+        let mut attempt = Attempt { subject, scope, kept: None, leases, deadline, pauses };
+        let operated = self.attempt_until_done(&mut attempt, &mut rules);
         if let Err(failure) = &operated
             && !self.client.may_be_done
         {
-            self.unused_leases.extend(leases.without(&[]));
+            self.unused_leases.extend(attempt.leases.without(&[]));
             // After any other failure the next operation tidies up, or the caller does if it gives up.
             if !failure.is_transient() {
                 self.revoke_unused_leases();
@@ -100,212 +118,166 @@ impl EtcdStore {
         operated
     }
 
-    /// Does the same with these new leases.
-    fn operate_with<T>(
+    fn attempt_until_done<T>(
         &mut self,
-        leases: &mut NewLeases,
-        subject: Subject<'_>,
-        deadline: Moment,
-        mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        attempt: &mut Attempt<'_>,
+        rules: &mut impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.client.begin();
-        let mut scope = self.scope(subject);
-        let mut pauses = Pauses::default();
-        let mut basis = match self.recall(subject) {
-            Some(basis) => basis,
-            None => self.read_for(&scope, deadline)?,
-        };
+        let mut found = self.read_first(attempt)?;
         loop {
-            let Basis { found, source } = &basis;
-            if let (OwnRow::Unknown, Some(asking)) = (&scope.own_row, subject.asking) {
-                let row = found.row_of(asking).map(|row| row.name.clone());
-                scope = scope.with_row(row);
-            }
-            // An event says nothing about the other waiters.
-            if *source != Source::Watch {
-                self.observed.note(found, self.client.round_trip, self.client.failed);
-            }
-            let now_ms = self.client.now_ms()?;
-            let may_be_done = self.client.may_be_done;
-            let facts = EtcdFacts { now_ms, found, observed: &self.observed, asking: subject.asking, may_be_done };
-            let before = found.state(subject.asking, &self.observed, now_ms);
-            let mut state = before.clone();
-            let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
-            if may_be_done {
-                // The earlier attempt fails when it arrives late, but only while there is a record.
-                state.outlast_late_requests(&facts);
-            }
-            let has_called = found.rows.iter().any(|row| row.value.called.is_some());
-            let calls_more = scope.limit == FIRST_WAITERS && (has_called || waiting::passes_over(&before, &state));
-            let has_enough = match source {
-                // A sole holder has nothing to hand off.
-                Source::Watch => facts.is_held_by_asking(&state),
-                Source::Read | Source::ReadBack => !calls_more && facts.has_enough(&state),
+            found = match self.attempt(attempt, &found, rules)? {
+                Attempted::Done(committed) => return Ok(committed),
+                Attempted::Again => self.read(&attempt.scope, attempt.deadline)?,
+                Attempted::Lost { found, is_urgent } => self.give_way(attempt, found, is_urgent)?,
             };
-            if !found.has_all_rows && !has_enough {
-                if *source == Source::Read {
-                    // Waiters that were read may be dead or unresponsive: one behind them may be next.
-                    scope.limit *= GROWTH_FACTOR;
-                }
-                basis = self.read_for(&scope, deadline)?;
-                continue;
-            }
-            let draft = Draft {
-                scope: &scope,
-                facts: &facts,
-                before: &before,
-                after: &state,
-                begins_lease: applied.begins_lease,
-                given_up: subject.asking.filter(|_| subject.gives_up),
-                is_from_memory: source.is_remembered(),
-                // Waiters that join at the same time must conflict, so that no more join than are allowed.
-                forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &state),
-            };
-            let change = draft.change(leases);
-            if let Some(refused) = change.refused {
-                return Err(Failure::RecordTooLong(refused));
-            }
-            let waits =
-                subject.asking.and_then(|asking| Look::of(asking, &facts, &state, !change.challenges.is_empty()));
-            if change.is_empty() {
-                if source.is_remembered() {
-                    // Nothing is written, so no transaction confirms what was remembered.
-                    basis = self.read_for(&scope, deadline)?;
-                    continue;
-                }
-            } else {
-                let uses_old = change.uses_created(leases);
-                let transacted = match self.commit(&change, &scope, leases, deadline) {
-                    Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
-                        // A lease that an earlier attempt has created was not used in time.
-                        *leases = NewLeases::default();
-                        basis = self.read_for(&scope, deadline)?;
-                        continue;
-                    }
-                    committed => committed?,
-                };
-                if !transacted.succeeded {
-                    let may_have_joined = self.client.may_be_done && change.own_row.is_some();
-                    let fresh = if may_have_joined {
-                        // Our row may be anywhere among the waiters.
-                        scope.own_row = OwnRow::Unknown;
-                        self.read_for(&scope, deadline)?
-                    } else {
-                        Basis { found: scope.read(transacted)?, source: Source::Read }
-                    };
-                    let outdated = std::mem::replace(&mut basis, fresh);
-                    if outdated.source.is_remembered() {
-                        // A holder whose life is gone or was replaced may have left its lease.
-                        self.unused_leases.extend(outdated.found.leases_without(&basis.found));
-                        continue;
-                    }
-                    // Without a pause, many that start again at once would conflict again.
-                    let left = deadline.since(Moment::now());
-                    let is_urgent = subject.asking.is_some_and(|asking| is_urgent(asking, &before));
-                    let pause = pauses.next(is_urgent, self.client.round_trip, left).ok_or(Failure::Contended)?;
-                    if !pause.is_zero() {
-                        thread::sleep(pause);
-                        basis = self.read_for(&scope, deadline)?;
-                    }
-                    continue;
-                }
-                change.challenges.iter().for_each(|challenge| self.observed.mark(challenge));
-                self.remember(subject, &change, transacted, &scope);
-            }
-            self.client.may_be_done = false;
-            self.note_leases(change, std::mem::take(leases), &basis.found);
-            self.note_own_row(subject, waits.is_some(), &basis.found);
-            return Ok(Committed { answer: applied.answer, now_ms, waits });
         }
     }
 
-    /// Returns what is known of the lock, if that is enough for an operation, and forgets it: only one operation may use it.
-    fn recall(&mut self, subject: Subject<'_>) -> Option<Basis> {
-        let known = self.remembered.take()?;
-        let is_same = known.key == *subject.key && subject.asking == Some(&known.token);
-        (is_same && !subject.needs_all_waiters && !self.client.may_be_done).then_some(known.basis)
+    /// Reads the lock for the first attempt. If the asking client waits, also keeps the lease of its place alive.
+    fn read_first(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
+        let (scope, deadline) = (&attempt.scope, attempt.deadline);
+        let (OwnRow::Named(_), Some(place), Some((row, lease))) =
+            (&scope.own_row, attempt.subject.place, self.own_row.clone())
+        else {
+            return self.read(scope, deadline);
+        };
+        let (found, lasts) = self.keep_alive(&row, lease, scope, deadline)?;
+        attempt.kept = (lasts >= place).then_some(lease);
+        Ok(found)
     }
 
-    /// Reads the lock for an operation.
-    fn read_for(&mut self, scope: &Scope, deadline: Moment) -> Result<Basis, Failure> {
-        Ok(Basis { found: self.read(scope, deadline)?, source: Source::Read })
+    /// Applies the rules once to what was `found`, and tries to store the result.
+    fn attempt<T>(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        found: &Found,
+        rules: &mut impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<Attempted<T>, Failure> {
+        let Attempt { subject, scope, .. } = attempt;
+        if let (OwnRow::Unknown, Some(asking)) = (&scope.own_row, subject.asking) {
+            let row = found.row_of(asking).map(|row| row.name.clone());
+            *scope = scope.clone().with_row(row);
+        }
+        let (now_ms, may_be_done) = (self.client.now_ms()?, self.client.may_be_done);
+        let facts = EtcdFacts { now_ms, found, may_be_done };
+        let before = found.state(subject.asking, now_ms);
+        let mut after = before.clone();
+        let applied = rules(&mut after, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
+        if may_be_done {
+            // The earlier attempt fails when it arrives late, but only while there is a record.
+            after.outlast_late_requests(&facts);
+        }
+        if scope.limit == FIRST_WAITERS && !found.has_enough_rows(&after, subject.asking) {
+            scope.limit = MANY_WAITERS;
+            return Ok(Attempted::Again);
+        }
+        let draft = Draft {
+            scope,
+            facts: &facts,
+            asking: subject.asking,
+            before: &before,
+            after: &after,
+            woken: &applied.woken,
+            begins_lease: applied.begins_lease,
+            kept: subject.place.map(|_| attempt.kept.unwrap_or_default()),
+            given_up: subject.asking.filter(|_| subject.gives_up),
+            // Waiters that join at the same time must conflict, so that no more join than are allowed.
+            forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &after),
+        };
+        let change = draft.change(&mut attempt.leases);
+        if let Some(refused) = change.refused {
+            return Err(Failure::RecordTooLong(refused));
+        }
+        let mut revision = found.revision;
+        if !change.is_empty() {
+            let uses_old = change.uses_created(&attempt.leases);
+            let held = subject.asking.filter(|asking| holds(asking, &after));
+            let transacted = match self.commit(&change, attempt, held.is_none()) {
+                Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
+                    // A lease that an earlier attempt has created was not used in time.
+                    attempt.leases = NewLeases::default();
+                    return Ok(Attempted::Again);
+                }
+                committed => committed?,
+            };
+            if !transacted.succeeded {
+                if self.client.may_be_done && change.own_row.is_some() {
+                    // Our row may be anywhere among the waiters.
+                    attempt.scope.own_row = OwnRow::Unknown;
+                    return Ok(Attempted::Again);
+                }
+                let is_urgent = attempt.subject.asking.is_some_and(|asking| holds(asking, &before));
+                return Ok(Attempted::Lost { found: attempt.scope.read(transacted)?, is_urgent });
+            }
+            revision = transacted.header.revision;
+        }
+        self.client.may_be_done = false;
+        let waiting = attempt.subject.asking.and_then(|asking| after.waiters.iter().find(|it| it.token == *asking));
+        let unread_ahead = waiting.map_or(0, |waiter| found.unread_ahead(&waiter.token));
+        let is_blocked = waiting.is_some_and(|waiter| after.has_room(waiter.mode));
+        self.note_leases(change, attempt, found, waiting.is_some());
+        let Applied { answer, is_unfinished, .. } = applied;
+        Ok(Attempted::Done(Committed { answer, now_ms, revision, unread_ahead, is_blocked, is_unfinished }))
     }
 
-    /// Keeps what the transaction has read after its change, for the next operation.
-    fn remember(&mut self, subject: Subject<'_>, change: &Change, transacted: Transacted, scope: &Scope) {
-        // If it cannot be read, the next operation reads it and fails.
-        let found = change.read_back(transacted).and_then(|transacted| scope.read(transacted).ok());
-        let alone = found.zip(subject.asking).filter(|(found, asking)| found.is_held_alone_by(asking));
-        self.remembered = alone.map(|(found, asking)| RememberedLock {
-            key: subject.key.clone(),
-            token: asking.clone(),
-            basis: Basis { found, source: Source::ReadBack },
-        });
+    /// After another operation was quicker, and left what was `found`: returns what to start from.
+    fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Found, is_urgent: bool) -> Result<Found, Failure> {
+        // Without a pause, many that start again at once would conflict again.
+        let left = attempt.deadline.since(Moment::now());
+        let pause = attempt.pauses.next(is_urgent, self.client.round_trip, left).ok_or(Failure::Contended)?;
+        if pause.is_zero() {
+            return Ok(found);
+        }
+        thread::sleep(pause);
+        self.read(&attempt.scope, attempt.deadline)
     }
 
     /// Notes which leases are unused after a change to what was `found`, and which row is ours.
     ///
     /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
     /// already, and a lease that is replaced may be replaced by itself.
-    fn note_leases(&mut self, change: Change, leases: NewLeases, found: &Found) {
+    fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Found, waits: bool) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
-        self.unused_leases.extend(leases.without(&used).into_iter().filter(|lease| !is_attached(lease)));
+        let created = std::mem::take(&mut attempt.leases).without(&used);
+        self.unused_leases.extend(created.into_iter().filter(|lease| !is_attached(lease)));
         self.unused_leases.extend(change.unused_leases.into_iter().filter(|lease| !used.contains(lease)));
-        if let Some(own) = change.own_row {
-            // The earlier row, if any, is gone.
-            self.unused_leases.extend(self.own_row.replace(own).map(|(_, lease)| lease));
+        if attempt.subject.place.is_some() {
+            let row = attempt.subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
+            self.own_row = change.own_row.or_else(|| row.map(|row| (row.name.clone(), row.lease)));
         }
     }
 
-    /// Notes the row of a token that waits and has a row already, through an attempt whose answer was lost, or through
-    /// another process that waits under the same token.
-    fn note_own_row(&mut self, subject: Subject<'_>, waits: bool, found: &Found) {
-        let row = subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
-        if let Some(row) = row {
-            let before = self.own_row.replace((row.name.clone(), row.lease));
-            self.unused_leases.extend(before.map(|(_, lease)| lease).filter(|lease| *lease != row.lease));
-        }
-    }
-
-    /// Makes a change. Returns the transaction's responses: those to its operations or, if another operation was quicker, the
-    /// lock as it is now.
+    /// Makes a change. Returns the transaction's answer: if another operation was quicker, the lock as it is now. If the asking client
+    /// gives up, and holds nothing by the change, also revokes the leases that are unused after it.
     fn commit(
         &mut self,
         change: &Change,
-        scope: &Scope,
-        leases: &mut NewLeases,
-        deadline: Moment,
+        attempt: &mut Attempt<'_>,
+        holds_nothing: bool,
     ) -> Result<Transacted, Failure> {
-        let new: Vec<i64> = change.new_grants(leases).map(|(lease, _)| *lease).collect();
-        let responses = self.client.exchange(&change.requests(scope, leases), Effect::Writes, deadline)?;
-        let (last, grants) = responses.split_last().ok_or(Failure::Closed)?;
+        let new = change.new_grants(&attempt.leases);
+        let revoked = if attempt.subject.gives_up && holds_nothing { &change.unused_leases[..] } else { &[] };
+        let mut requests: Vec<_> = new.iter().map(|(lease, seconds)| api::grant(*lease, *seconds)).collect();
+        requests.push(change.transaction(&attempt.scope));
+        requests.extend(revoked.iter().map(|lease| api::revoke(*lease)));
+        let responses = self.client.exchange(&requests, Effect::Writes, attempt.deadline)?;
         let mut first_failure = None;
-        for (grant, lease) in grants.iter().zip(new) {
+        for (grant, (lease, _)) in responses.iter().zip(&new) {
             match Failure::of_response(grant) {
                 // An earlier attempt has created it.
-                Some(Failure::Refused(refusal)) if refusal.lease_exists() => leases.note(lease),
+                Some(Failure::Refused(refusal)) if refusal.lease_exists() => attempt.leases.note(*lease),
                 Some(failure) => first_failure = first_failure.or(Some(failure)),
-                None => leases.note(lease),
+                None => attempt.leases.note(*lease),
             }
         }
         if let Some(failure) = first_failure {
             return Err(failure);
         }
         // If the answer cannot be read, the transaction may or may not have been carried out.
-        transacted(last).inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
-    }
-
-    /// Keeps what the event of a grant says for the next operation, if it is the grant of this claim.
-    pub(super) fn note_grant(&mut self, claim: &Claim, granted: Found) {
-        let is_ours = granted.rows.iter().all(|row| {
-            let waiter = &row.value.waiter;
-            let has_our_name = self.own_row.as_ref().is_some_and(|(name, _)| *name == row.name);
-            has_our_name && (&waiter.token, waiter.mode) == (&claim.token, claim.mode)
-        });
-        let (key, token) = (claim.key.clone(), claim.token.clone());
-        self.remembered =
-            is_ours.then_some(RememberedLock { key, token, basis: Basis { found: granted, source: Source::Watch } });
+        transacted(responses.get(new.len()).ok_or(Failure::Closed)?)
+            .inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
     }
 
     /// Reads the lock.
@@ -318,8 +290,8 @@ impl EtcdStore {
     pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
         let own_row = match &self.own_row {
             // If `may_be_done`, we may have joined again unnoticed, in another row.
-            Some((name, _)) if subject.asking.is_some() && !self.client.may_be_done => OwnRow::Named(name.clone()),
-            _ if subject.asking.is_some() && subject.may_wait => OwnRow::Unknown,
+            Some((name, _)) if subject.has_row && !self.client.may_be_done => OwnRow::Named(name.clone()),
+            _ if subject.may_wait => OwnRow::Unknown,
             _ => OwnRow::None,
         };
         let names = Names::new(&self.client.cluster.prefix, subject.key);
@@ -328,11 +300,9 @@ impl EtcdStore {
     }
 }
 
-/// Returns whether the operation is urgent, so that the others should wait: a holder wants to release the lock or renew its
-/// lease, or a waiter that was granted the lock has only a little time to claim it.
-fn is_urgent(asking: &Token, state: &LockState) -> bool {
-    let holds = state.holders.iter().any(|holder| holder.token == *asking);
-    holds || state.waiters.iter().any(|waiter| waiter.token == *asking && waiter.grant.is_some())
+/// Returns whether the lock is held under this token. An operation of a holder is urgent: it releases the lock, or renews its lease.
+fn holds(token: &Token, state: &LockState) -> bool {
+    state.holders.iter().any(|holder| holder.token == *token)
 }
 
 /// Returns whether a waiter has joined the queue.

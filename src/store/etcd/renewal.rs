@@ -1,15 +1,16 @@
-//! Renewal of a lock.
+//! Renewal of a lock, and of a place in the queue.
 //!
-//! Normally the lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
-//! can be written, and the lease is kept alive instead. A leader does that alone, and may not know yet that it was replaced;
-//! so it counts only if the same member read the lock before and after it in the same term, because a term has only one
-//! leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
+//! Normally a holder's lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
+//! can be written, and the lease is kept alive instead, as that of a waiter always is. A leader does that alone, and may not know
+//! yet that it was replaced; so it counts only if the same member read the lock before and after it in the same term, because a
+//! term has only one leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
 
 use std::time::Duration;
 
-use super::api::{self, LeaseMessage};
+use super::api::{self, LeaseMessage, Operation};
 use super::client::Effect;
 use super::failure::Failure;
+use super::found::{Found, Scope};
 use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
@@ -42,25 +43,42 @@ impl EtcdStore {
     fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });
-        let before = self.read(&scope, deadline)?;
-        let Some(lease) = before.lease_of(token) else { return Ok(false) };
-        let is_ours = before.stored.holders.iter().any(|holder| holder.token == *token && holder.is_renewable());
-        let responses = self.client.exchange(&[api::keep_alive(lease), scope.request()], Effect::Reads, deadline)?;
-        let [kept, read] = &responses[..] else { return Err(Failure::Closed) };
-        if let Some(failure) = Failure::of_response(kept) {
-            return Err(failure);
-        }
-        let lasts = api::read::<LeaseMessage>(&kept.body)?.result.ttl;
-        let lasts = Duration::from_secs(u64::try_from(lasts).unwrap_or(0));
-        let is_long_enough = match ttl {
-            Some(Ttl::Lasts(ttl)) => lasts >= ttl,
-            // No lease of etcd lasts for ever.
-            Some(Ttl::None) => false,
-            None => !lasts.is_zero(),
+        let Some(lease) = self.read(&scope, deadline)?.lease_of(token) else { return Ok(false) };
+        let (found, lasts) = self.keep_alive(&scope.names.life(token), lease, &scope, deadline)?;
+        let is_ours = found.stored.holders.iter().any(|holder| holder.token == *token && holder.is_renewable());
+        Ok(is_ours
+            && match ttl {
+                Some(Ttl::Lasts(ttl)) => lasts >= ttl,
+                // No lease of etcd lasts for ever.
+                Some(Ttl::None) => false,
+                None => !lasts.is_zero(),
+            })
+    }
+
+    /// Keeps a lease alive to which `key` is attached, a life or a row of the lock, and reads the lock, in one flight. Returns what was
+    /// found, and how long the lease lasts from a moment within this call; zero: that is not certain, or the key is not attached to it.
+    pub(super) fn keep_alive(
+        &mut self,
+        key: &str,
+        lease: i64,
+        scope: &Scope,
+        deadline: Moment,
+    ) -> Result<(Found, Duration), Failure> {
+        let read_key = api::transaction(&[], &[Operation::Get(key.to_owned())], &[]);
+        let flight = [read_key, api::keep_alive(lease), scope.request()];
+        let responses = self.client.exchange(&flight, Effect::Reads, deadline)?;
+        let [before, kept, after] = &responses[..] else { return Err(Failure::Closed) };
+        let (before, found) = (transacted(before)?, scope.read(transacted(after)?)?);
+        let seconds = match Failure::of_response(kept) {
+            Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => 0,
+            Some(failure) => return Err(failure),
+            None => api::read::<LeaseMessage>(&kept.body)?.result.ttl,
         };
-        let after = scope.read(transacted(read)?)?;
-        let is_same =
-            after.member_and_term == before.member_and_term && after.record_revision == before.record_revision;
-        Ok(is_ours && is_long_enough && is_same && after.lease_of(token) == Some(lease))
+        let mut keys = before.responses.iter().flat_map(|step| &step.response_range.kvs);
+        let was_attached = keys.any(|kv| kv.lease == lease);
+        let is_same_leader = (before.header.member_id, before.header.raft_term) == found.member_and_term;
+        let counts = was_attached && is_same_leader && found.leases().any(|attached| attached == lease);
+        let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        Ok((found, if counts { lasts } else { Duration::ZERO }))
     }
 }

@@ -17,7 +17,7 @@ use crate::sys::clock::Moment;
 /// Returns the grant of a lock that was acquired just now; under a lease if it is `leased`.
 pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
     let lease_from = if leased { Some(Moment::now()) } else { None };
-    Grant { fence, slot, lease_from }
+    Grant { fence, slot, lease_from, by_hand_off: false }
 }
 
 /// Returns the answer to a revocation from the holder with this `fence`, or from all.

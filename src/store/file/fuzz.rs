@@ -7,9 +7,7 @@ use crate::commands::status;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{
-    Ask, Facts, HolderState, LockState, Now, OnHeld, Presence, Release, Retain, WaiterState, Wanted,
-};
+use crate::lock::state::{Ask, Facts, HolderState, LockState, Now, OnHeld, Release, Retain, Wanted};
 use crate::store::from_state;
 use crate::store::fuzz::claim;
 
@@ -77,14 +75,6 @@ impl Facts for World {
     fn holds_slot(&self, holder: &HolderState) -> bool {
         holder.slot.is_multiple_of(2)
     }
-
-    fn presence(&self, waiter: &WaiterState) -> Presence {
-        match waiter.joined_ms % 3 {
-            0 => Presence::Listening,
-            1 => Presence::Silent,
-            _ => Presence::Gone,
-        }
-    }
 }
 
 /// Applies every rule to the state.
@@ -94,7 +84,7 @@ fn rules(state: &LockState) {
     for now in [0, 1_800_000_000_000, u64::MAX] {
         let world = World(Now::unix(now));
         for on_held in [OnHeld::Leave, OnHeld::Wait { max: Some(3) }] {
-            let ask = Ask { claim: &claim, leased: true, request: None, on_held, seen: None };
+            let ask = Ask { claim: &claim, leased: true, request: None, on_held };
             let mut after = state.clone();
             if after.acquire(&ask, &world).is_ok() {
                 assert!(after.fence >= state.fence, "a fence that falls");

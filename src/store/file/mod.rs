@@ -134,14 +134,14 @@ impl Store for FileStore {
         Err(vanishes(&self.directory_for_a_lock()?, &claim.key))
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
         _: &Claim,
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
-        let Some(pending) = &mut self.pending else { return Ok(Wakeup::TryAgain) };
+        let Some(pending) = &mut self.pending else { return Ok(Wakeup::AskAgain) };
         Ok(pending.sleep(until, waiter, observer)?)
     }
 
@@ -315,7 +315,7 @@ fn vanishes(directory: &Directory, key: &Key) -> RequestError {
 
 /// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the state.
 fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
-    Ask { claim, leased, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None }
+    Ask { claim, leased, request: claim.request.as_ref(), on_held: OnHeld::Leave }
 }
 
 fn no_fence(error: FenceExhausted, file: &LockFile) -> StoreError {

@@ -11,7 +11,7 @@ use anyhow::Context;
 use super::directory::Directory;
 use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use super::{answers, ask, clock, no_fence};
-use crate::lock::state::{self, Facts as _};
+use crate::lock::state::{self, Facts as _, millis};
 use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
 use crate::sys::children::ReapedByKernel;
 use crate::sys::clock::Moment;
@@ -129,7 +129,7 @@ impl PendingClaim {
     fn look(&self, claim: &Claim) -> Result<SlotReply, StoreError> {
         self.file.look(|state, facts| {
             let now = facts.now();
-            if let Some(began_ms) = state.done_since(claim.once_per, now) {
+            if let Some(began_ms) = state.done_since(claim.once_per.map(millis), now) {
                 return Ok(SlotReply::NotNeeded(RecentSuccess { began_ms, now_ms: now.unix_ms }));
             }
             Ok(SlotReply::Held(
@@ -196,7 +196,7 @@ impl PendingClaim {
                     SlotReply::NotQueued(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
                 }
                 state::Acquired::Held { first, .. } => {
-                    self.lease_ends_at = applied.look_at_ms.map(clock::at_boot_ms);
+                    self.lease_ends_at = state.next_end().map(clock::at_boot_ms);
                     SlotReply::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
                 }
                 state::Acquired::NotNeeded { began_unix_ms: began_ms } => {
@@ -223,13 +223,13 @@ impl PendingClaim {
             let woken = waiter.wait_in_call(until, observer, || self.file.enter());
             let woken = woken.with_context(|| self.cannot_lock())?;
             self.is_next = woken == WakeReason::Ready;
-            return Ok(if let WakeReason::Signal(signal) = woken { Wakeup::Signal(signal) } else { Wakeup::TryAgain });
+            return Ok(if let WakeReason::Signal(signal) = woken { Wakeup::Signal(signal) } else { Wakeup::AskAgain });
         }
         self.file.stay().with_context(|| self.cannot_lock())?;
         let Some(changes) = &self.changes else {
             // The lock may have changed before it was watched.
             self.changes = Some(Changes::of(&self.file));
-            return Ok(Wakeup::TryAgain);
+            return Ok(Wakeup::AskAgain);
         };
         if changes.as_fd().is_none() {
             self.look_again = Some(LOOK_AGAIN.1);
@@ -251,7 +251,7 @@ impl PendingClaim {
                 self.look_again = self.look_again.map(|pause| pause * 2).filter(|pause| *pause <= LOOK_AGAIN.1);
             }
         }
-        Ok(Wakeup::TryAgain)
+        Ok(Wakeup::AskAgain)
     }
 
     /// Leaves the turnstile to the next run.

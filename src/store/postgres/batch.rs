@@ -24,22 +24,6 @@ const TIMEOUT_MAX: u64 = 2_147_483_647;
 /// stopped just then keeps others from acquiring the lock, and its holder from renewing it.
 const IDLE_MAX_MS: u64 = 1500;
 
-/// The function by which a transaction waits for the disk: `pg_logical_emit_message` for text, which has this number in every version of
-/// PostgreSQL, but not everywhere the same arguments. Every role may call it, unless that right was revoked.
-pub(super) const FLUSH_OID: u32 = 3577;
-
-/// What must survive a crash of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Commit {
-    /// What was written. The commit waits for the server's disk, and others see it only then.
-    Durable,
-    /// The same, but others see it before it is on disk. When they commit what they do next, that waits for all earlier writes, too.
-    /// The role must have the right to call [`FLUSH_OID`].
-    VisibleEarly,
-    /// Nothing: the commit does not wait for the disk.
-    NotDurable,
-}
-
 /// Makes the commit of a transaction wait for the server's disk, and warn if no standby has confirmed it, whatever the session's settings
 /// are.
 const SYNCHRONOUS: &str = "pg_catalog.set_config('synchronous_commit', \
@@ -100,18 +84,14 @@ impl Batch {
         batch
     }
 
-    /// Adds the commit. Returns the index of its answer.
-    pub(super) fn commit(&mut self, how: Commit) -> usize {
-        if how != Commit::Durable {
+    /// Adds the commit. Returns the index of its answer. Unless it `is_durable`, it does not wait for the disk: a crash of the server may
+    /// undo it.
+    pub(super) fn commit(&mut self, is_durable: bool) -> usize {
+        if !is_durable {
             self.add("SELECT pg_catalog.set_config('synchronous_commit', 'off', true)", &[]);
         }
-        let at = self.answers();
         self.add("COMMIT", &[]);
-        if how == Commit::VisibleEarly {
-            // A second transaction, which waits for the disk. It writes the least that a commit waits for, and takes no lock.
-            self.add(&format!("SELECT {SYNCHRONOUS}, pg_catalog.pg_logical_emit_message(true, 'lockrun', '')"), &[]);
-        }
-        at
+        self.answers() - 1
     }
 
     /// Returns the number of answers: one for each statement, and one for a transaction's beginning.

@@ -14,7 +14,6 @@ use uuid::Uuid;
 use super::batch::Batch;
 use super::failure::Failure;
 use super::refusal::{Refusal, is_of_unconfirmed_commit};
-use crate::lock::token::Token;
 use crate::net::stream::{NO_WAIT, Stream};
 use crate::store::record_limit;
 use crate::sys::clock::Moment;
@@ -47,10 +46,10 @@ pub(super) struct Connection {
     pub(super) is_known_standby: bool,
     /// The index of the host that it leads to.
     pub(super) host: usize,
-    /// The number of the advisory lock that this session holds while it listens; no other session has it.
-    pub(super) session: i64,
-    /// The token for which this session listens.
-    pub(super) listens_for: Option<Token>,
+    /// The channel of this session: no other one listens on it.
+    pub(super) channel: String,
+    /// Whether the session listens on it.
+    pub(super) listens: bool,
 }
 
 /// Whether a transaction is open.
@@ -103,8 +102,8 @@ impl Connection {
             is_broken: false,
             is_known_standby: false,
             host: 0,
-            session: Uuid::new_v4().as_u64_pair().0.cast_signed(),
-            listens_for: None,
+            channel: format!("lockrun_{}", Uuid::new_v4().simple()),
+            listens: false,
         }
     }
 

@@ -34,14 +34,10 @@ impl Formatter for Ascii {
     }
 }
 
-/// Returns a PostgreSQL array of words that consist of letters, digits, underscores and blanks.
-pub(super) fn array(words: &[String]) -> String {
+/// Returns a PostgreSQL array of numbers, or of words that consist of letters, digits and underscores.
+pub(super) fn array<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    let words: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     format!("{{{}}}", words.join(","))
-}
-
-/// Returns a PostgreSQL boolean.
-pub(super) fn boolean(value: bool) -> &'static str {
-    if value { "t" } else { "f" }
 }
 
 #[cfg(test)]

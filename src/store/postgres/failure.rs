@@ -43,7 +43,7 @@ pub(super) enum Failure {
     NotPostgres(&'static str),
     /// The lock's row was deleted each time before it could be locked.
     RowDeleted,
-    /// Others kept the lock's row locked, and a new waiter could not join the queue without locking it, either.
+    /// Each time, a waiter prolonged its place just as the operation was about to end it.
     RowBusy,
     /// The server rejects our login, or we do not trust it.
     NotAdmitted(String),
@@ -120,6 +120,11 @@ impl Failure {
             Failure::NoHost { trouble, .. } => *trouble == Trouble::Busy,
             _ => false,
         }
+    }
+
+    /// Returns whether a waiter has prolonged its place since it was read.
+    pub(super) fn is_of_changed_place(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.is_of_changed_place())
     }
 
     /// Returns whether an administrator, or the server itself, ended the session.

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::{Connection, Row};
-use super::facts::{Queued, TableFacts};
+use super::facts::{Queued, TableFacts, WAITER_COLUMNS};
 use super::failure::Failure;
-use super::heartbeat::NOW;
 use super::mismatch::check_version;
-use super::reading::{STARTED, read_record, waiter_columns};
+use super::reading::read_record;
 use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
@@ -94,11 +93,11 @@ fn ascends(key: &str, next: &str) -> bool {
 
 impl Stored {
     /// Returns what `judge` makes of the state with its waiters, and of the facts at `now_ms`.
-    fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts<'_>) -> T) -> Result<T, Failure> {
+    fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts) -> T) -> Result<T, Failure> {
         let mut state = read_record(&self.record)?;
-        let queue: Vec<Queued> = self.queue.iter().map(|row| Queued::read(row)).collect::<Result<_, _>>()?;
-        state.waiters = queue.iter().map(|row| row.waiter.clone()).collect();
-        Ok(judge(&state, &TableFacts::new(now_ms, &queue, None)))
+        let waiters = self.queue.iter().map(|row| Queued::read(row).map(|row| row.waiter));
+        state.waiters = waiters.collect::<Result<_, _>>()?;
+        Ok(judge(&state, &TableFacts::at(now_ms)))
     }
 
     fn status(&self, key: Key, now_ms: u64) -> Result<KeyStatus, Failure> {
@@ -171,9 +170,7 @@ impl PostgresStore {
         batch.add(&format!("SELECT key, state {keys}"), &[Some(key)]);
         batch.add(
             &format!(
-                "SELECT key, {} FROM {waiters}, {NOW}, {STARTED} \
-                 WHERE key IN (SELECT key {keys}) ORDER BY key, place",
-                waiter_columns()
+                "SELECT key, {WAITER_COLUMNS} FROM {waiters} WHERE key IN (SELECT key {keys}) ORDER BY key, place"
             ),
             &[Some(key)],
         );

@@ -15,21 +15,7 @@ use crate::sys::clock::Moment;
 const COLUMNS: [(&str, &[(&str, &str)]); 3] = [
     ("version", &[("version", "N")]),
     ("locks", &[("key", "S"), ("state", "U")]),
-    (
-        "waiters",
-        &[
-            ("key", "S"),
-            ("place", "N"),
-            ("token", "S"),
-            ("waiter", "U"),
-            ("is_granted", "B"),
-            ("grant_ends_ms", "N"),
-            ("is_unresponsive", "B"),
-            ("session", "N"),
-            ("looked_at_ms", "N"),
-            ("looks_at_ms", "N"),
-        ],
-    ),
+    ("waiters", &[("key", "S"), ("place", "N"), ("token", "S"), ("waiter", "U"), ("ends_ms", "N"), ("channel", "S")]),
 ];
 
 /// Fails if `version` is that of a later lockrun's tables, or not a number. Without a version the tables count as of this version.

@@ -4,8 +4,7 @@
 //! that it is its turn, [`schema`] what the tables hold.
 //!
 //! Each operation may be repeated under the same token. If the connection is lost during one, its outcome is unknown; but the next
-//! operation waits for the row that the lost one has locked, until the server has committed it or rolled it back. An operation that only
-//! joins the queue may do so without locking the row; but two attempts cannot both insert their waiter.
+//! operation waits for the row that the lost one has locked, until the server has committed it or rolled it back.
 
 mod batch;
 mod connection;
@@ -15,11 +14,9 @@ mod facts;
 mod failure;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
-mod heartbeat;
 mod listing;
 mod login;
 mod mismatch;
-mod notices;
 mod operation;
 mod password;
 mod reading;
@@ -39,7 +36,7 @@ use super::{
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::state::{self, ASKS_PER_PLACE, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
 use crate::lock::token::Token;
 use crate::net::tls::Tls;
 use crate::store::RecentSuccess;
@@ -50,8 +47,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use facts::TableFacts;
 use failure::Failure;
-use notices::Notices;
-use operation::{Committed, LOGIN_PATIENCE, Repetition, Subject};
+use operation::{Committed, LOGIN_PATIENCE, Notices, Repetition, Subject};
 use schema::Tables;
 use url::Server;
 use waiting::WaitState;
@@ -85,7 +81,7 @@ impl PostgresStore {
     fn once<T>(
         &mut self,
         subject: Subject<'_>,
-        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.once_within(self.timeout, subject, rules)
     }
@@ -94,7 +90,7 @@ impl PostgresStore {
         &mut self,
         timeout: Duration,
         subject: Subject<'_>,
-        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.may_be_done = false;
         self.operate(subject, Moment::now() + timeout, rules)
@@ -106,7 +102,7 @@ impl PostgresStore {
         &mut self,
         subject: Subject<'_>,
         timeout: Duration,
-        mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<T>,
+        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Applied<T>,
     ) -> Result<Committed<T>, Failure> {
         self.may_be_done = false;
         let until = Moment::now() + timeout;
@@ -158,7 +154,7 @@ impl PostgresStore {
     fn renew_by(
         &mut self,
         key: &Key,
-        mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Applied<state::Renewed>,
+        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Applied<state::Renewed>,
     ) -> Result<Renewed, StoreError> {
         let subject = Subject { repetition: Repetition::Harmless, ..on(key) };
         let renewed = self.once(subject, |state, facts| Ok(rules(state, facts)));
@@ -202,6 +198,7 @@ fn on(key: &Key) -> Subject<'_> {
         repetition: Repetition::Harmful,
         counts_waiting: false,
         answer_by: None,
+        row_wait: Duration::MAX,
         may_be_new: false,
         may_be_done: false,
         may_count_connections: true,
@@ -215,10 +212,14 @@ impl Store for PostgresStore {
             IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
             IfHeld::Leave => OnHeld::Leave,
         };
-        let seen = self.wait.as_ref().and_then(|wait| wait.seen.clone());
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held, seen: seen.as_ref() };
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held };
         let counts_waiting = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
+        if if_held != IfHeld::Leave
+            && let Some(held) = self.prolong(claim, sent_at + self.timeout).map_err(|failure| self.failed(&failure))?
+        {
+            return Ok(Tried::Held(held));
+        }
         let answer_by = match if_held {
             IfHeld::Queue { until, .. } => {
                 let (least, most) = (sent_at + self.timeout, sent_at + self.timeout * LOGIN_PATIENCE);
@@ -227,7 +228,9 @@ impl Store for PostgresStore {
             IfHeld::Leave => None,
         };
         let may_be_new = self.wait.is_none();
-        let subject = Subject { counts_waiting, answer_by, may_be_new, ..by(claim) };
+        // One that waits prolongs its place before the next attempt.
+        let row_wait = self.wait.as_ref().map_or(Duration::MAX, |_| claim.place() / ASKS_PER_PLACE);
+        let subject = Subject { counts_waiting, answer_by, row_wait, may_be_new, ..by(claim) };
         // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| {
             // The rules know nothing of the waiters that were not read.
@@ -238,20 +241,15 @@ impl Store for PostgresStore {
             };
             state.acquire(&Ask { on_held, ..ask }, facts)
         });
-        if if_held != IfHeld::Leave
-            && committed
-                .as_ref()
-                .is_err_and(|failure| failure.trouble() == Trouble::Busy && !failure.is_of_used_up_connections())
-        {
-            self.send_heartbeat_after_failed_look(claim);
-        }
-        let Committed { answer, now_ms, waits } = committed.map_err(|failure| self.failed(&failure))?;
+        let Committed { answer, now_ms, waits, state, .. } = committed.map_err(|failure| self.failed(&failure))?;
         let now = Now::unix(now_ms);
         match answer {
             Acquired::Mine { fence, slot, .. } => {
                 self.wait = None;
                 Ok(match self.confirm_if_late(claim, sent_at)? {
-                    Confirmed::Mine(lease_from) => Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from) }),
+                    Confirmed::Mine(lease_from) => {
+                        Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from), by_hand_off: false })
+                    }
                     Confirmed::Lost(held) => Tried::Held(held),
                 })
             }
@@ -259,12 +257,11 @@ impl Store for PostgresStore {
                 self.wait = None;
                 Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
             }
-            Acquired::Held { first, place, ended_unix_ms } => {
-                let before = self.wait.take();
-                self.wait = waits.map(|(look, _)| WaitState::after(before, first.as_ref(), ended_unix_ms, look));
-                let held = first.map(|first| from_state::held(first, now)).unwrap_or_default();
-                let held = Held { place: waits.map(|(_, place)| place), ..held };
+            Acquired::Held { first, place, look_at_ms, last_fence } => {
+                self.wait = waits.map(|(by, place)| WaitState::new(by, place, &state));
                 let is_full = place.is_none() && if_held != IfHeld::Leave;
+                let place = waits.map(|(_, place)| place);
+                let held = from_state::waits(first, place, look_at_ms, last_fence, now);
                 Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
             }
             // A claim is only cancelled once it is given up, so no request for it follows.
@@ -272,7 +269,7 @@ impl Store for PostgresStore {
         }
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,
@@ -314,7 +311,7 @@ impl Store for PostgresStore {
         let matters = self.wait.is_some() || self.may_be_done || in_flight;
         // The request that is cancelled has already used its own time-out.
         let timeout = self.timeout / 2;
-        let cancel = |state: &mut LockState, facts: &TableFacts<'_>| {
+        let cancel = |state: &mut LockState, facts: &TableFacts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         };
         self.wait = None;
@@ -344,7 +341,7 @@ impl Store for PostgresStore {
 
 impl Sequences for PostgresStore {
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave, seen: None };
+        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave };
         let sent_at = Moment::now();
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
         let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;

@@ -1,19 +1,20 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first ([`super::reading`]) locks the row of the lock, with one exception ([`RowLock::None`]), and only then reads the clock: a time
-//! from before a wait for the row would be out of date. It also reads the record and the first waiters. The rules are applied here. The
-//! second ([`super::writing`]) writes what has changed, wakes waiters and commits.
+//! The first ([`super::reading`]) locks the row of the lock, and only then reads the clock: a time from before a wait for the row would be
+//! out of date. It also reads the record and the first waiters. The rules are applied here. The second ([`super::writing`]) writes what has
+//! changed, wakes waiters and commits.
 
 use std::thread;
+use std::time::Duration;
 
 use super::PostgresStore;
 use super::connection::Connection;
 use super::facts::TableFacts;
 use super::failure::Failure;
 use super::login;
-use super::notices::Notices;
+use super::on;
 use super::reading::{Found, WaitsBy};
-use super::waiting::{Look, WaitState};
+use super::waiting::WaitState;
 use super::writing::SecondTrip;
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
@@ -21,8 +22,8 @@ use crate::lock::token::Token;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
-/// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, the row was locked, or the
-/// server rolled the transaction back.
+/// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was prolonged just then,
+/// or the server rolled the transaction back.
 const ATTEMPTS: u32 = 5;
 
 /// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not give up earlier. If
@@ -47,13 +48,24 @@ pub(super) struct Subject<'a> {
     pub(super) answer_by: Option<Moment>,
     /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
     pub(super) may_be_new: bool,
-    /// Whether an earlier attempt may have been committed without waiting for the disk and the standbys: this one waits for both, even if
-    /// nothing is left to write.
+    /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
+    pub(super) row_wait: Duration,
+    /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one waits for both, even
+    /// if nothing is left to write.
     pub(super) may_be_done: bool,
     /// Whether a new waiter asks how many connections are unused. Not after an attempt that found that the role lacks the right to.
     pub(super) may_count_connections: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
+}
+
+/// Whether waiters are notified. Without that they find out by themselves, but later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notices {
+    /// They are notified with the commit.
+    Sent,
+    /// They are not: the server accepts no notifications at the moment.
+    NotSent,
 }
 
 /// Whether a request whose outcome is unknown may be sent again.
@@ -70,31 +82,12 @@ impl Subject<'_> {
     pub(super) fn is_new_waiter(&self) -> bool {
         self.answer_by.is_some() && self.may_be_new
     }
-
-    /// Returns whether the operation may join the queue without locking the row: see [`RowLock::None`].
-    pub(super) fn can_join_unlocked(&self) -> bool {
-        self.is_new_waiter() && !self.counts_waiting
-    }
-}
-
-/// How an operation locks the row of its lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowLock {
-    /// The row is locked before it is read.
-    Taken,
-    /// The same, but the row is created first if it is missing.
-    Created,
-    /// The row is not locked, and may change at any time. An operation can then only join the queue, if the row is still as it was read.
-    ///
-    /// A locked row stays locked from one round trip to the next. If very many waiters come at once to a slow server or pooler, those that
-    /// only join would keep the holder from renewing its lease. Without the lock, each still blocks the holder for a moment, but only once.
-    None,
 }
 
 /// How the next attempt at an operation proceeds.
 struct Attempt {
-    /// How it locks the row of the lock.
-    lock: RowLock,
+    /// Whether it creates the row of the lock if it is missing.
+    creates: bool,
     /// Until when it may take to connect.
     connect_by: Moment,
     /// Until when it waits for answers.
@@ -109,7 +102,7 @@ impl Attempt {
     /// Returns the first attempt. `is_connected`: whether the connection is already open.
     fn first(subject: Subject<'_>, deadline: Moment, is_connected: bool) -> Self {
         Attempt {
-            lock: if subject.may_be_new { RowLock::Created } else { RowLock::Taken },
+            creates: subject.may_be_new,
             connect_by: deadline,
             // An old connection may lead to a server that is gone.
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
@@ -127,6 +120,7 @@ impl Attempt {
                 subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
+            failure if failure.is_of_changed_place() => {}
             // An old connection may have been closed for reasons that do not concern this request.
             failure
                 if self.may_be_repeated && (failure.is_closed() && self.was_idle || failure.is_of_ended_session()) =>
@@ -136,7 +130,7 @@ impl Attempt {
             _ => return Err(failure),
         }
         self.connect_by = self.answer_by;
-        Ok(failure)
+        Ok(if failure.is_of_changed_place() { Failure::RowBusy } else { failure })
     }
 }
 
@@ -146,8 +140,12 @@ pub(super) struct Committed<T> {
     pub(super) answer: T,
     /// When it was carried out, in milliseconds of Unix time by the server's clock.
     pub(super) now_ms: u64,
-    /// If the one that asks now waits: when it looks again, and how many waiters are ahead of it.
-    pub(super) waits: Option<(Look, u64)>,
+    /// If the one that asks now waits: how, and how many waiters are ahead of it.
+    pub(super) waits: Option<(WaitsBy, u64)>,
+    /// The state as it is now, with the waiters that were read.
+    pub(super) state: LockState,
+    /// Whether the lock can be handed to more waiters.
+    is_unfinished: bool,
 }
 
 impl PostgresStore {
@@ -157,9 +155,12 @@ impl PostgresStore {
         &mut self,
         subject: Subject<'_>,
         deadline: Moment,
-        rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         let committed = self.carry_out(subject, deadline, rules);
+        if committed.as_ref().is_ok_and(|committed| committed.is_unfinished) {
+            self.finish_hand_off(subject.key, deadline);
+        }
         // An abandoned transaction would keep the row locked.
         if committed.is_err() && self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
             self.connection = None;
@@ -167,12 +168,20 @@ impl PostgresStore {
         committed
     }
 
+    /// Hands the lock to further waiters that fit. If that fails, the first of them finds out when it prolongs its place.
+    fn finish_hand_off(&mut self, key: &Key, deadline: Moment) {
+        let mut look = || self.carry_out(on(key), deadline, |state, facts| Ok(state.look(facts)));
+        while look().is_ok_and(|committed| committed.is_unfinished) {}
+        // What matters is the operation before.
+        self.may_be_done = false;
+    }
+
     /// Reads, applies the rules and writes. Starts again if a trip fails in a way that another attempt may mend.
     fn carry_out<T>(
         &mut self,
         mut subject: Subject<'_>,
         deadline: Moment,
-        mut rules: impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         let mut attempt = Attempt::first(subject, deadline, self.is_connected());
         let mut last = Failure::RowDeleted;
@@ -187,7 +196,10 @@ impl PostgresStore {
             };
             let (state, applied) = self.apply(&mut rules, subject, &attempt, &mut found)?;
             match self.second_trip(subject, &attempt, &found, &state, &applied) {
-                Ok(waits) => return Ok(Committed { answer: applied.answer, now_ms: found.now_ms, waits }),
+                Ok(waits) => {
+                    let Applied { answer, is_unfinished, .. } = applied;
+                    return Ok(Committed { answer, now_ms: found.now_ms, waits, state, is_unfinished });
+                }
                 Err(failure) => last = attempt.after_second_trip(&mut subject, failure)?,
             }
         }
@@ -202,7 +214,7 @@ impl PostgresStore {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         let mut was_ended = false;
-        let visits = self.wait.as_ref().is_some_and(WaitState::gives_up_connection);
+        let visits = self.wait.as_ref().is_some_and(WaitState::visits);
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
@@ -212,7 +224,7 @@ impl PostgresStore {
             };
             let read = connected.and_then(|connection| {
                 let carry_out_by = answer_by.min(Moment::now() + timeout);
-                Found::read(connection, &tables, subject, attempt.lock, visits, carry_out_by, answer_by)
+                Found::read(connection, &tables, subject, attempt.creates, visits, carry_out_by, answer_by)
             });
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
@@ -232,12 +244,7 @@ impl PostgresStore {
         attempt: &mut Attempt,
     ) -> Result<Failure, Failure> {
         match &failure {
-            Failure::RowDeleted => attempt.lock = RowLock::Created,
-            Failure::Refused(refusal)
-                if attempt.lock == RowLock::Created && subject.can_join_unlocked() && refusal.is_busy() =>
-            {
-                attempt.lock = RowLock::None;
-            }
+            Failure::RowDeleted => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
             Failure::Refused(refusal)
                 if subject.is_new_waiter() && subject.may_count_connections && refusal.lacks_rights() =>
@@ -259,29 +266,31 @@ impl PostgresStore {
         Ok(failure)
     }
 
-    /// Applies the rules to what was read. If all waiters that were read are dead, stopped or cut off, reads more: one of them may be next.
-    /// Returns the new state, and what the rules say.
+    /// Applies the rules to what was read. If those waiters are too few, reads more, and applies the rules anew. Returns the new state, and
+    /// what the rules say.
     fn apply<T>(
         &mut self,
-        rules: &mut impl FnMut(&mut LockState, &TableFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
+        rules: &mut impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
         subject: Subject<'_>,
         attempt: &Attempt,
         found: &mut Found,
     ) -> Result<(LockState, Applied<T>), Failure> {
-        loop {
-            let mut state = found.state(subject);
-            let facts = found.facts(subject);
-            let applied = rules(&mut state, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
-            if found.has_all_waiters || facts.has_next(&state) {
-                return Ok((state, applied));
-            }
-            let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            found.read_more_waiters(connection, &self.tables, subject, attempt.answer_by)?;
+        let mut apply_to = |found: &Found| {
+            let mut state = found.state();
+            let applied = rules(&mut state, &found.facts(subject));
+            applied.map(|applied| (state, applied)).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))
+        };
+        let (state, applied) = apply_to(found)?;
+        if found.suffices(&state, &applied) {
+            return Ok((state, applied));
         }
+        let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
+        found.read_more_waiters(connection, &self.tables, subject, attempt.answer_by)?;
+        apply_to(found)
     }
 
-    /// Writes the result of the rules, and commits. If the one that asks then waits, returns when it looks again, and how many waiters are
-    /// ahead of it. Notes whether a failure leaves the outcome unknown.
+    /// Writes the result of the rules, and commits. If the one that asks then waits, returns how, and how many waiters are ahead of it. Notes
+    /// whether a failure leaves the outcome unknown.
     fn second_trip<T>(
         &mut self,
         subject: Subject<'_>,
@@ -289,31 +298,25 @@ impl PostgresStore {
         found: &Found,
         state: &LockState,
         applied: &Applied<T>,
-    ) -> Result<Option<(Look, u64)>, Failure> {
+    ) -> Result<Option<(WaitsBy, u64)>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
         let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
-        let refused = second.refused.map(Failure::RecordTooLong);
-        let refused = refused.or((attempt.lock == RowLock::None && !second.only_joins).then_some(Failure::RowBusy));
-        if let Some(refused) = refused {
+        if let Some(refused) = second.refused {
             connection.roll_back(attempt.answer_by)?;
-            return Err(refused);
+            return Err(Failure::RecordTooLong(refused));
         }
         let answered = connection.run(&second.batch, attempt.answer_by);
-        if answered.is_ok() {
-            connection.listens_for.clone_from(&second.listens_for);
-        }
+        connection.listens |= answered.is_ok() && second.begins_listening;
         match answered.and_then(|answers| second.checks.verify(&answers).map(|()| answers)) {
             Ok(answers) => {
                 self.may_be_done = false;
-                if found.waits_by == WaitsBy::Visiting && second.look.is_some() {
+                if found.waits_by == WaitsBy::Visiting && second.place.is_some() {
                     self.connection = None;
                 }
-                Ok(second.look.map(|look| (look, second.place.of(&answers))))
+                Ok(second.place.map(|place| (found.waits_by, place.of(&answers))))
             }
             Err(failure) => {
-                // A rollback does not bring back the session's advisory lock. Without it the others would take a waiter for cut off.
-                connection.is_broken |= second.ends_listening;
-                self.may_be_done |= failure.leaves_outcome_open() || second.may_be_refused_when_done();
+                self.may_be_done |= failure.leaves_outcome_open();
                 Err(failure)
             }
         }

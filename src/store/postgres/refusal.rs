@@ -132,6 +132,12 @@ impl Refusal {
         self.code == "54000"
     }
 
+    /// Returns whether a statement found that another row than expected has changed: see [`super::writing`].
+    pub(super) fn is_of_changed_place(&self) -> bool {
+        // division_by_zero
+        self.code == "22012"
+    }
+
     /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed; perhaps even
     /// before the login was complete. That says nothing about the request.
     pub(super) fn is_of_ended_session(&self) -> bool {

@@ -3,7 +3,8 @@
 //! ```text
 //! version   version             one row: the version of these tables
 //! locks     key, state          one row per key: its `LockState` without the waiters, as JSON
-//! waiters   key, place, ...     one row per waiter, in the order in which they came
+//! waiters   key, place, ...     one row per waiter, in the order in which they came: its `WaiterState` as JSON, when its place ends,
+//!                               and the channel on which it listens
 //! ```
 //!
 //! What statements need to know of a waiter is in columns. The server never looks into the JSON: a database whose encoding is not UTF-8 may
@@ -53,25 +54,18 @@ impl Tables {
                  place bigint GENERATED ALWAYS AS IDENTITY,\n    \
                  token text NOT NULL,\n    \
                  waiter json NOT NULL,\n    \
-                 is_granted boolean NOT NULL,\n    \
-                 grant_ends_ms bigint,\n    \
-                 is_unresponsive boolean NOT NULL DEFAULT false,\n    \
-                 session bigint,\n    \
-                 looked_at_ms bigint NOT NULL,\n    \
-                 looks_at_ms bigint NOT NULL,\n    \
+                 ends_ms bigint NOT NULL,\n    \
+                 channel text,\n    \
                  PRIMARY KEY (key, place),\n    \
                  UNIQUE (key, token)\n)"
             ),
         ]
     }
 
-    /// Returns the statements that add the version and the index if they are missing.
-    fn completion(&self) -> [String; 2] {
-        let Tables { version, waiters, .. } = self;
-        [
-            format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})"),
-            format!("CREATE INDEX IF NOT EXISTS waiters_granted ON {waiters} (key, place) WHERE is_granted"),
-        ]
+    /// Returns the statement that adds the version if it is missing.
+    fn completion(&self) -> String {
+        let version = &self.version;
+        format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})")
     }
 
     /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in one transaction. Of many first users at once, one
@@ -80,7 +74,7 @@ impl Tables {
     pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
         let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", self.schema));
         let mut batch = Batch::transaction(READ_WRITE, deadline);
-        for statement in schema.into_iter().chain(self.creation()).chain(self.completion()) {
+        for statement in schema.into_iter().chain(self.creation()).chain([self.completion()]) {
             batch.add(&statement, &[]);
         }
         batch.add("COMMIT", &[]);
@@ -114,7 +108,7 @@ impl Tables {
         ];
         statements.extend(self.creation());
         statements.push(CHECK.to_owned());
-        statements.extend(self.completion());
+        statements.push(self.completion());
         statements.push(format!("GRANT USAGE ON SCHEMA {quoted} TO {grantee}"));
         statements.push(format!("GRANT SELECT ON {version} TO {grantee}"));
         statements.push(format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {locks}, {waiters} TO {grantee}"));

@@ -1,54 +1,44 @@
-//! The second round trip of an operation: writes what has changed, and commits. For the notices that wake waiters see `notices.rs`.
+//! The second round trip of an operation: writes what has changed, wakes waiters, and commits.
+//!
+//! A waiter prolongs its place without the row of the lock, so it may do so after its row was read. The promise that it gets then must be
+//! kept: a row is deleted only as it was read. Otherwise a division by zero ends the transaction, and the operation is repeated.
 
-use std::time::Duration;
-
-use super::batch::{Batch, Commit};
+use super::batch::Batch;
 use super::connection::{Answer, Connection};
-use super::encoding::{array, boolean, json};
-use super::facts::{Queued, RollCall};
+use super::encoding::{array, json};
+use super::facts::Queued;
 use super::failure::Failure;
-use super::operation::Subject;
-use super::reading::{Found, WaitsBy};
+use super::operation::{Notices, Subject};
+use super::reading::{Found, WaitsBy, delete_ended};
 use super::schema::Tables;
-use super::waiting::{Look, beat_in};
-use crate::lock::state::{Applied, LockState, WaiterState, millis};
+use crate::lock::state::{Applied, LockState, WaiterState};
 use crate::lock::token::Token;
 use crate::store::record_limit::{self, RecordTooLong};
 
 /// The second round trip.
 pub(super) struct SecondTrip<'a> {
-    pub(super) tables: &'a Tables,
-    pub(super) subject: Subject<'a>,
-    pub(super) found: &'a Found,
-    /// See [`Connection::session`].
-    pub(super) session: i64,
-    /// What the answers must say.
-    pub(super) checks: Checks,
-    /// Whether the waiter that asks joins the queue.
-    joins: bool,
-    /// Whether the operation does nothing else, and stays right while the record does not change.
-    pub(super) only_joins: bool,
+    tables: &'a Tables,
+    subject: Subject<'a>,
+    found: &'a Found,
     /// The statements.
     pub(super) batch: Batch,
-    /// When the waiter that asks looks again, if it waits.
-    pub(super) look: Option<Look>,
-    /// Its place.
-    pub(super) place: PlaceSource,
-    /// The token for which the session listens afterwards.
-    pub(super) listens_for: Option<Token>,
-    /// Whether the session stops listening for its previous token.
-    pub(super) ends_listening: bool,
+    /// What the answers must say.
+    pub(super) checks: Checks,
+    /// The place of the waiter that asks, if it waits.
+    pub(super) place: Option<PlaceSource>,
+    /// Whether the session begins to listen.
+    pub(super) begins_listening: bool,
+    /// Whether anything changes that a crash of the server must not undo.
+    is_lasting: bool,
     /// Why none of this must be carried out.
     pub(super) refused: Option<RecordTooLong>,
 }
 
 /// What the answers must say: another user's rule or trigger may have discarded a write.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Checks {
     /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
     writes_record: bool,
-    /// The index of the statement that joins the queue, if it does so only if the record is still as it was read.
-    joins_at: Option<usize>,
     /// The index of the statement that commits.
     commit_at: usize,
 }
@@ -61,17 +51,11 @@ impl Checks {
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
-        let has_joined = self.joins_at.is_none_or(|at| answers.get(at).is_some_and(|it| it.tag == "INSERT 0 1"));
-        let is_committed = answers.get(self.commit_at).is_some_and(|answer| answer.tag == "COMMIT");
-        if !has_joined {
-            // The record has changed; or an earlier attempt has joined after all, as the next one finds.
-            Err(Failure::RowBusy)
-        } else if !is_recorded || !is_committed {
-            Err(Failure::Unwritten)
-        } else if answers.iter().skip(self.commit_at).any(|answer| answer.is_unconfirmed) {
-            Err(Failure::Unconfirmed)
-        } else {
-            Ok(())
+        let commit = answers.get(self.commit_at).filter(|answer| answer.tag == "COMMIT");
+        match commit {
+            Some(commit) if is_recorded && commit.is_unconfirmed => Err(Failure::Unconfirmed),
+            Some(_) if is_recorded => Ok(()),
+            _ => Err(Failure::Unwritten),
         }
     }
 }
@@ -108,194 +92,133 @@ impl<'a> SecondTrip<'a> {
         state: &LockState,
         applied: &Applied<T>,
     ) -> Self {
-        let at = subject.asking.and_then(|asking| state.waiters.iter().position(|waiter| waiter.token == *asking));
-        let end_in = applied.look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(found.now_ms)));
-        let facts = found.facts(subject);
-        let roll_call = facts.roll_call(state);
-        let beat_in = beat_in(found.now_ms);
-        let polls = found.waits_by != WaitsBy::Listening;
-        let look = at.and(subject.asking).map(|asking| {
-            // If it was granted the lock beside others, it claims it at once.
-            let is_granted = applied.granted.contains(asking).then_some(Duration::ZERO);
-            let is_blocked = roll_call.blocked.contains(asking).then_some(beat_in);
-            // A waiter that joins is the last for now.
-            let is_last = facts.row_of(asking).is_none_or(|row| row.is_returning);
-            let look_in = is_granted.or(is_blocked);
-            let mut look = Look::in_turn(facts.ahead_of(asking, state), is_last, end_in, look_in, polls);
-            look.gives_up_connection = found.waits_by == WaitsBy::Visiting;
-            look
-        });
         let mut trip = SecondTrip {
             tables,
             subject,
             found,
-            session: connection.session,
-            checks: Checks { writes_record: false, joins_at: None, commit_at: 0 },
-            only_joins: false,
-            joins: false,
             batch: Batch::default(),
-            look,
-            place: PlaceSource::Known(at.unwrap_or(0) as u64),
-            listens_for: look.filter(|_| !polls).and(subject.asking).cloned(),
-            ends_listening: false,
+            checks: Checks::default(),
+            place: None,
+            begins_listening: false,
+            is_lasting: false,
             refused: None,
         };
         trip.write_record(state);
-        trip.write_queue(state);
-        trip.only_joins = trip.only_joins(state, &roll_call, applied);
-        trip.count();
-        trip.call(&roll_call, beat_in);
-        trip.wake(state, applied);
-        trip.listen(connection);
-        let hands_off = applied.granted.iter().any(|token| subject.asking != Some(token));
-        let how = match trip.checks.writes_record || trip.joins {
-            // The next holder need not wait for the disk twice.
-            true if hands_off => found.hand_off,
-            true => Commit::Durable,
-            // What is already there may not have reached the disk or the standbys.
-            false if subject.may_be_done => found.hand_off,
-            // If a crash makes the server forget this, it only costs time: that is not worth waiting for the disk.
-            false => Commit::NotDurable,
-        };
-        trip.checks.commit_at = trip.batch.commit(how);
+        trip.write_queue(state, connection);
+        trip.wake(&applied.woken);
+        if trip.place.is_some() && found.waits_by == WaitsBy::Listening && !connection.listens {
+            trip.begins_listening = true;
+            trip.batch.add(&format!("LISTEN {}", connection.channel), &[]);
+        }
+        // A place that was prolonged, or has ended, is as it was before if a crash of the server undoes that: that costs a waiter its place at
+        // worst. What an earlier attempt has left may not have reached the disk or the standbys.
+        trip.checks.commit_at = trip.batch.commit(trip.is_lasting || subject.may_be_done);
         trip
     }
 
-    /// Returns whether a statement follows the commit, so that a refusal does not mean that nothing was done.
-    pub(super) fn may_be_refused_when_done(&self) -> bool {
-        self.batch.len() > self.checks.commit_at + 1
-    }
-
+    /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do not need it.
     fn write_record(&mut self, state: &LockState) {
-        let locks = &self.tables.locks;
+        let Tables { locks, waiters, .. } = self.tables;
         let key = Some(self.subject.key.as_str());
+        let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| after(row, state).is_none()).collect();
+        let places = array(gone.iter().map(|row| row.place));
+        let ends_ms = array(gone.iter().map(|row| row.waiter.ends_ms));
+        let delete_gone = format!(
+            "WITH gone AS (DELETE FROM {waiters} AS it USING unnest($2::bigint[], $3::bigint[]) AS was (place, ends_ms) \
+              WHERE it.key = $1 AND it.place = was.place AND it.ends_ms = was.ends_ms RETURNING it.place), \
+             are_as_read AS (SELECT 1 / (count(*) = cardinality($2::bigint[]))::int AS one FROM gone)"
+        );
         let state = LockState { waiters: Vec::new(), ..state.clone() };
         let record = json(&state);
-        if record == self.found.record {
-            return;
-        }
-        let before = (&self.found.state, self.found.record.len());
-        self.refused = record_limit::check(before, (&state, record.len())).err();
-        // The lock is then as if it had never been used.
-        if state == LockState::default() {
-            self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
-        } else {
-            self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
-        }
-        self.checks.writes_record = true;
-    }
-
-    /// Writes the rows of the waiters that have changed.
-    fn write_queue(&mut self, state: &LockState) {
-        let waiters = &self.tables.waiters;
-        let key = Some(self.subject.key.as_str());
-        let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
-        let mut gone = Vec::new();
-        for row in &self.found.queue {
-            let place = row.place.to_string();
-            match find(&row.waiter.token) {
-                Some(after) if *after == row.waiter => {}
-                Some(after) => self.batch.add(
-                    &format!(
-                        "UPDATE {waiters} SET waiter = $3::json, is_granted = $4::boolean, grant_ends_ms = $5::bigint, \
-                         is_unresponsive = $6::boolean WHERE key = $1 AND place = $2::bigint"
-                    ),
-                    &[
-                        key,
-                        Some(&place),
-                        Some(&json(after)),
-                        Some(boolean(after.grant.is_some())),
-                        grant_ends(after).as_deref(),
-                        Some(boolean(after.is_unresponsive)),
-                    ],
-                ),
-                None => gone.push(place),
+        self.checks.writes_record = record != self.found.record;
+        self.is_lasting = self.checks.writes_record || !gone.is_empty();
+        if self.checks.writes_record {
+            let before = (&self.found.state, self.found.record.len());
+            self.refused = record_limit::check(before, (&state, record.len())).err();
+            // The lock is then as if it had never been used.
+            if state == LockState::default() {
+                self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
+            } else if gone.is_empty() {
+                self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
+            } else {
+                let update = "SET state = $4::json WHERE key = $1 AND (SELECT one FROM are_as_read) = 1";
+                let values = [key, Some(&places), Some(&ends_ms), Some(&record)];
+                self.batch.add(&format!("{delete_gone} UPDATE {locks} {update}"), &values);
+                return;
             }
         }
         if !gone.is_empty() {
-            let statement = format!("DELETE FROM {waiters} WHERE key = $1 AND place = ANY($2::bigint[])");
-            self.batch.add(&statement, &[key, Some(&array(&gone))]);
+            self.batch
+                .add(&format!("{delete_gone} SELECT one FROM are_as_read"), &[key, Some(&places), Some(&ends_ms)]);
         }
-        let (Some(asking), Some(look)) = (self.subject.asking, self.look) else { return };
-        let Some(own) = find(asking) else { return };
-        let looked_at_ms = self.found.now_ms.to_string();
-        let looks_at_ms = self.found.now_ms.saturating_add(millis(look.heard_within())).to_string();
-        let session = (self.found.waits_by == WaitsBy::Listening).then(|| self.session.to_string());
-        let (session, looked, looks) = (session.as_deref(), Some(looked_at_ms.as_str()), Some(looks_at_ms.as_str()));
-        if self.found.queue.iter().any(|row| row.waiter.token == *asking) {
+    }
+
+    /// Writes the rows of the waiters that have changed or joined, and deletes those whose places have ended.
+    fn write_queue(&mut self, state: &LockState, connection: &Connection) {
+        let waiters = &self.tables.waiters;
+        let (subject, found) = (self.subject, self.found);
+        let key = Some(subject.key.as_str());
+        if found.rows_in_force().count() < found.queue.rows.len() {
+            delete_ended(&mut self.batch, self.tables, subject, found.now_ms);
+        }
+        let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
+        for row in found.rows_in_force() {
+            let Some(after) = after(row, state) else { continue };
+            let asks = subject.asking == Some(&after.token);
+            if !asks && *after == row.waiter {
+                continue;
+            }
+            let channel = if asks { channel } else { row.channel.as_deref() };
+            let update =
+                "SET waiter = $3::json, ends_ms = $4::bigint, channel = $5 WHERE key = $1 AND place = $2::bigint";
+            let values =
+                [key, Some(&row.place.to_string()), Some(&json(after)), Some(&after.ends_ms.to_string()), channel];
+            self.batch.add(&format!("UPDATE {waiters} {update}"), &values);
+        }
+        let Some(asking) = subject.asking else { return };
+        let Some(at) = state.waiters.iter().position(|waiter| waiter.token == *asking) else { return };
+        let own = &state.waiters[at];
+        if !found.rows_in_force().any(|row| row.waiter.token == *asking && after(row, state).is_some()) {
+            self.is_lasting = true;
             self.batch.add(
                 &format!(
-                    "UPDATE {waiters} SET session = $3::bigint, looked_at_ms = $4::bigint, looks_at_ms = $5::bigint \
-                     WHERE key = $1 AND token = $2"
+                    "INSERT INTO {waiters} (key, token, waiter, ends_ms, channel) VALUES ($1, $2, $3::json, $4::bigint, $5)"
                 ),
-                &[key, Some(asking.as_str()), session, looked, looks],
+                &[key, Some(asking.as_str()), Some(&json(own)), Some(&own.ends_ms.to_string()), channel],
             );
-        } else {
-            self.join(own, session, looked, looks);
         }
+        self.place = Some(self.place_of(asking, at));
     }
 
-    /// Adds the row of the waiter that asks. If the row of the lock is not locked, only if the record is still as it was read.
-    fn join(&mut self, own: &WaiterState, session: Option<&str>, looked: Option<&str>, looks: Option<&str>) {
-        let Tables { locks, waiters, .. } = self.tables;
-        self.joins = true;
-        let (waiter, grant_ends) = (json(own), grant_ends(own));
-        let values = [
-            Some(self.subject.key.as_str()),
-            Some(own.token.as_str()),
-            Some(&waiter),
-            Some(boolean(own.grant.is_some())),
-            session,
-            looked,
-            looks,
-            grant_ends.as_deref(),
-        ];
-        let columns = "key, token, waiter, is_granted, session, looked_at_ms, looks_at_ms, grant_ends_ms";
-        let insert = format!(
-            "INSERT INTO {waiters} ({columns}) \
-             SELECT $1::text, $2::text, $3::json, $4::boolean, $5::bigint, $6::bigint, $7::bigint, $8::bigint"
-        );
-        if self.found.is_locked {
-            self.batch.add(&insert, &values);
-            return;
+    /// Returns where to find the place of the waiter that asks, which is `at` this one among those that were read.
+    fn place_of(&mut self, asking: &Token, at: usize) -> PlaceSource {
+        if self.found.queue.is_whole {
+            return PlaceSource::Known(at as u64);
         }
-        self.checks.joins_at = Some(self.batch.len());
-        // FOR SHARE keeps the record as it is until this is committed. An earlier attempt may have joined meanwhile.
-        let unchanged = format!("(SELECT FROM {locks} WHERE key = $1 AND state::text = $9 FOR SHARE) AS unchanged");
-        let values = [&values[..], &[Some(self.found.record.as_str())]].concat();
-        self.batch.add(&format!("{insert} FROM {unchanged} ON CONFLICT DO NOTHING"), &values);
-    }
-
-    /// Returns whether the operation does nothing but join the queue, and the holders alone leave no room for the waiter. Grants do not
-    /// count: they are stored in the waiters' rows, and when a granted waiter leaves, the record does not change.
-    fn only_joins<T>(&self, state: &LockState, roll_call: &RollCall, applied: &Applied<T>) -> bool {
-        let find = |token: &Token| state.waiters.iter().find(|waiter| waiter.token == *token);
-        let is_unchanged = |row: &Queued| find(&row.waiter.token).is_some_and(|after| *after == row.waiter);
-        let changes_none = !self.checks.writes_record && self.found.queue.iter().all(is_unchanged);
-        let calls_none = applied.granted.is_empty() && *roll_call == RollCall::default();
-        let held = LockState { waiters: Vec::new(), ..state.clone() };
-        let has_room = self.subject.asking.and_then(find).is_none_or(|waiter| held.has_room(waiter.mode));
-        self.joins && changes_none && calls_none && !has_room
-    }
-
-    /// Asks how many waiters are ahead of the one that asks, unless that is known.
-    fn count(&mut self) {
-        let Some(asking) = self.subject.asking.filter(|_| self.look.is_some() && !self.found.has_all_waiters) else {
-            return;
-        };
         let waiters = &self.tables.waiters;
-        self.place = PlaceSource::Answer(self.batch.len());
         self.batch.add(
             &format!(
-                "SELECT count(*) FROM {waiters} \
-                 WHERE key = $1 AND place < (SELECT place FROM {waiters} WHERE key = $1 AND token = $2)"
+                "SELECT count(*) FROM {waiters} WHERE key = $1 AND ends_ms > $3::bigint \
+                 AND place < (SELECT place FROM {waiters} WHERE key = $1 AND token = $2)"
             ),
-            &[Some(self.subject.key.as_str()), Some(asking.as_str())],
+            &[Some(self.subject.key.as_str()), Some(asking.as_str()), Some(&self.found.now_ms.to_string())],
         );
+        PlaceSource::Answer(self.batch.answers() - 1)
+    }
+
+    /// Notifies these waiters, if they listen. They find out by themselves otherwise, but later.
+    fn wake(&mut self, woken: &[Token]) {
+        let rows = woken.iter().filter_map(|token| self.found.rows_in_force().find(|row| row.waiter.token == *token));
+        let channels = array(rows.filter_map(|row| row.channel.as_deref()));
+        if channels != array::<&str>([]) && self.subject.notices == Notices::Sent {
+            let statement = "SELECT pg_notify(channel, '') FROM unnest($1::text[]) AS it (channel)";
+            self.batch.add(statement, &[Some(&channels)]);
+        }
     }
 }
 
-/// Returns when the waiter's grant ends, if it was granted the lock.
-fn grant_ends(waiter: &WaiterState) -> Option<String> {
-    waiter.grant.map(|grant| grant.ends_ms.to_string())
+/// Returns what has become of the waiter in this row, if it keeps its place. One that wants another mode has joined anew.
+fn after<'s>(row: &Queued, state: &'s LockState) -> Option<&'s WaiterState> {
+    let is_it = |waiter: &&WaiterState| waiter.token == row.waiter.token && waiter.mode == row.waiter.mode;
+    state.waiters.iter().find(is_it)
 }

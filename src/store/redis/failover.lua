@@ -71,17 +71,11 @@ local function enter_term(term, standing, service)
   -- Another server's clock, which may be wrong, must not withhold for longer than any lease could last.
   local ends = math.max(since + longest, math.min(before, now + math.max(longest, USUAL)))
   redis.call('HSET', FAILOVER, field, term, 'withheld', whole(ends))
-  -- A grant that was not claimed may be another waiter's by now.
-  for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
-    if ends > now and redis.call('ZSCORE', QUEUE, token) then
-      redis.call('ZREM', HOLDERS, token)
-    end
-  end
 end
 
 -- Notes that a lease of this length begins now. A lease by hand is not renewed, so it is soon no longer new; and where all
 -- locks share one hash, it keeps the others waiting for no longer than LAG.
-local function note_lease(ttl, by_hand)
+note_lease = function(ttl, by_hand)
   if ttl <= 0 then
     return
   end
@@ -94,12 +88,6 @@ local function note_lease(ttl, by_hand)
   if known + (expected == MEMORY and NOTED or 0) < now + expected then
     redis.call('HSET', FAILOVER, length, whole(now + expected))
   end
-end
-
--- Returns in how many ms a waiter at this place has to look at the latest: the first few and the last one look when grants
--- are possible again, a little after each other.
-local function look_after_failover(place, is_last)
-  return (place < 4 or is_last) and withheld + 50 * math.min(place, 4) or math.huge
 end
 
 local term, standing, service = string.match(ARGV[#ARGV] or '', '^term:(%S+) (-?%d+) (.*)$')

@@ -2,8 +2,7 @@
 //!
 //! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` lists them. Every change is
 //! one Lua script, atomic on the server, and uses the server's time. All keys but the fence, the last run, the sequence and
-//! the failover key expire after the last lease and the last waiter's sign of life, so that a crash leaves nothing else
-//! behind.
+//! the failover key expire after the last lease and the last place, so that a crash leaves nothing else behind.
 
 mod connection;
 mod diagnose;
@@ -27,7 +26,6 @@ mod url;
 mod waiting;
 
 use std::slice;
-use std::thread;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -42,7 +40,6 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{Purpose, Seen};
 use crate::lock::token::Token;
 use crate::net::tls::{Tls, Verification};
 use crate::store::diagnostic::Diagnostic;
@@ -51,19 +48,14 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use failover::{Primary, Witnesses};
 use failure::Failure;
-use reply::{AcquireReply, Handoff, UnexpectedReply};
-use script::{ACQUIRE, CONFIRM_HANDOFF, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
+use reply::UnexpectedReply;
+use script::{ACQUIRE, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use url::{Failover, Server, Site};
-use waiting::WaitState;
 
 pub(super) use url::KIND;
 
 /// The keys that every script is given, as the prelude names them.
-const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "heartbeats", "mailbox:", "sequence"];
-
-/// How long a waiter that our release granted the lock is left alone to claim it and start its command. Only then do we check
-/// whether it listens, and end: both would compete with it for the server, and perhaps for a processor.
-const CLAIM_FIRST: Duration = Duration::from_millis(2);
+const KEYS: [&str; 8] = ["holders", "info", "fence", "last", "queue", "places", "mailbox:", "sequence"];
 
 /// The key that scripts get in addition where failovers can happen.
 const FAILOVER_KEY: &str = "failover";
@@ -98,10 +90,8 @@ pub struct RedisStore {
     has_resent: bool,
     /// What a request for the lock does if the server is full.
     when_full: WhenFull,
-    /// The state of our wait in the queue, if we wait.
-    wait: Option<WaitState>,
-    /// Whether the lock was granted to us.
-    was_granted: bool,
+    /// Whether the last request for the lock was answered that it is ours, or that we wait.
+    is_in_store: bool,
     /// How many bytes the rest of a listing may take, while one is read.
     listing_left: Option<usize>,
 }
@@ -157,8 +147,7 @@ impl RedisStore {
             in_flight: false,
             has_resent: false,
             when_full: WhenFull::AskAgain,
-            wait: None,
-            was_granted: false,
+            is_in_store: false,
             listing_left: None,
         }
     }
@@ -183,34 +172,22 @@ impl RedisStore {
         }
     }
 
-    /// Asks for the lock once. A waiter includes the holder that it saw last.
-    fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<AcquireReply, Failure> {
+    /// Asks for the lock once.
+    fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
-        script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
-        let seen = self.wait.as_ref().and_then(|wait| wait.seen.as_ref());
-        let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(seen_json(seen));
+        let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
+        let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(millis(claim.place()));
         let script = script.arg(u8::from(claim.by_hand)).arg(slots(claim.mode)).arg(request(claim));
         let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();
         let sent_at = Moment::now();
         let reply = self.request(&script)?;
-        AcquireReply::read(&reply, sent_at).map_err(Failure::UnexpectedReply)
+        reply::read_acquisition(&reply, sent_at).map_err(Failure::UnexpectedReply)
     }
 
     /// Makes sure that a request of a finished claim that is still on its way acquires nothing.
     fn forget(&mut self, claim: &Claim) {
         if self.in_flight {
             self.cancel(claim, false);
-        }
-    }
-
-    /// Makes sure that a listening waiter knows of the grant that our script made. If this fails, or is not done by
-    /// `deadline`, the other waiters find out by themselves, only later.
-    fn confirm_handoff(&mut self, key: &Key, mut handoff: Option<Handoff>, deadline: Moment) {
-        // A server that is not a Redis could name waiters for ever.
-        while let Some(Handoff { granted, notified }) = handoff.filter(|_| Moment::now() < deadline) {
-            let script = self.bare_script(&CONFIRM_HANDOFF, key).arg(granted).arg(notified).take();
-            let reply = self.run(&script, deadline.since(Moment::now()));
-            handoff = reply.ok().and_then(|reply| reply::read_confirmation(&reply));
         }
     }
 
@@ -240,36 +217,19 @@ impl Store for RedisStore {
         if if_held != IfHeld::Leave {
             self.when_full = WhenFull::Fail;
         }
-        match self.ask(claim, if_held) {
-            Ok(AcquireReply::Mine(grant, handoff)) => {
-                (self.wait, self.was_granted) = (None, true);
-                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
-                Ok(Tried::Mine(grant))
-            }
-            Ok(AcquireReply::NotMine { held, first, ended_unix_ms, look_in, handoff }) => {
-                let before = self.wait.take();
-                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
-                if if_held == IfHeld::Leave {
-                    self.forget(claim);
-                } else if held.place.is_some() {
-                    self.wait = Some(WaitState::after(before, first.as_deref(), ended_unix_ms, look_in));
-                } else {
-                    self.forget(claim);
-                    return Ok(Tried::NotQueued(held));
-                }
-                Ok(Tried::Held(held))
-            }
-            Ok(AcquireReply::NotNeeded(done, handoff)) => {
-                self.wait = None;
-                self.confirm_handoff(&claim.key, handoff, Moment::now() + self.timeout);
-                self.forget(claim);
-                Ok(Tried::NotNeeded(done))
-            }
-            Err(failure) => Err(self.failed(&failure)),
+        let tried = self.ask(claim, if_held).map_err(|failure| self.failed(&failure))?;
+        let waits = matches!(&tried, Tried::Held(held) if held.place.is_some());
+        self.is_in_store = waits || matches!(tried, Tried::Mine(_));
+        if !self.is_in_store {
+            self.forget(claim);
         }
+        Ok(match tried {
+            Tried::Held(held) if if_held != IfHeld::Leave && !waits => Tried::NotQueued(held),
+            tried => tried,
+        })
     }
 
-    fn sleep(
+    fn await_turn(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,
@@ -305,12 +265,7 @@ impl Store for RedisStore {
         // Nothing else would release a lock that never expires.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
-        let (released, handoff) = reply::read_release(&reply);
-        if handoff.is_some() {
-            thread::sleep(CLAIM_FIRST);
-        }
-        self.confirm_handoff(key, handoff, Moment::now() + self.timeout);
-        released.map_err(|unexpected| self.explain_unexpected(unexpected))
+        reply::read_release(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))
     }
 
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request under
@@ -318,7 +273,7 @@ impl Store for RedisStore {
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be in the store.
-        let matters = self.wait.is_some() || self.was_granted || in_flight;
+        let matters = self.is_in_store || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
         // Send the text: the request may be on its way for long, and nobody would be there to send the text if the server did
         // not know the hash.
@@ -328,12 +283,9 @@ impl Store for RedisStore {
         let script = script.arg(request(claim)).take();
         // Those who wait for lockrun to end have already waited for the request to time out.
         let timeout = self.timeout / 2;
-        let deadline = Moment::now() + timeout;
         let reply =
             if matters { self.run_until_answered(&script, timeout) } else { self.run_unless_full(&script, timeout) };
-        let Ok((_, handoff)) = reply.map(|reply| reply::read_release(&reply)) else { return false };
-        self.confirm_handoff(&claim.key, handoff, deadline);
-        true
+        reply.is_ok()
     }
 
     fn expect_late_requests(&mut self) {
@@ -363,9 +315,7 @@ impl RedisStore {
         let script = script.arg(&targets.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
         self.has_resent = false;
         let reply = self.answer(&script)?;
-        let (revoked, handoff) =
-            reply::read_revocation(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))?;
-        self.confirm_handoff(key, handoff, Moment::now() + self.timeout);
+        let revoked = reply::read_revocation(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))?;
         Ok(if self.has_resent { targets.merged_with(revoked) } else { revoked })
     }
 }
@@ -446,26 +396,6 @@ fn slots(mode: Mode) -> u32 {
         Mode::Slots(slots) => slots,
         Mode::Shared => 0,
     }
-}
-
-/// Returns the holder that a waiter saw, as the acquire script takes it.
-fn seen_json(seen: Option<&Seen>) -> String {
-    seen.map_or_else(String::new, |seen| {
-        let Seen { held, ended_unix_ms } = seen;
-        let (since, fence, ttl) = (held.since_ms, held.fence.to_string(), held.ttl_ms);
-        let mut info = json!({ "who": held.who, "since": since, "fence": fence, "slot": 0, "ttl": ttl });
-        match seen.purpose_put_back() {
-            Purpose::Run | Purpose::Forgotten => info["forgotten"] = json!(true),
-            Purpose::Hand => info["hand"] = json!(true),
-            Purpose::Kept => (info["hand"], info["kept"]) = (json!(true), json!(true)),
-        }
-        let ends_ms = held.ends_ms.filter(|_| held.purpose == Purpose::Kept);
-        let mut seen = json!({ "token": held.token.as_str(), "info": info, "ended": ended_unix_ms });
-        if let Some(ends_ms) = ends_ms {
-            seen["ends"] = json!(ends_ms);
-        }
-        seen.to_string()
-    })
 }
 
 /// Returns the number of waiters at which the claim does not join the queue; empty: no limit.

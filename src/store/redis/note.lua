@@ -6,12 +6,11 @@ local function is_less(fence, other)
 end
 
 -- Records who held the lock, until now. `ending`: the status or signal, if a command has ended; `request`: the request by
--- hand that released it, if one did; `succeeded`: the command ended with 0 and held the lock until then. Records only that
--- the hold has ended if the holder's particulars are lost, or if the lock was kept: that run was recorded when it ended.
+-- hand that released it, if one did; `succeeded`: the command ended with 0 and held the lock until then. Records nothing but the
+-- request if the holder's particulars are lost, or if the lock was kept: that run was recorded when it ended.
 local function note(info, ending, request, succeeded)
-  local last, before, ended = ending, last_run(), last_end()
+  local last, before = ending, last_run()
   if info.fence and not info.kept then
-    last.lost = ended >= now and whole(ended + 1) or nil
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
     last.done, last.till = before.done, before.till
     if succeeded then
@@ -22,9 +21,10 @@ local function note(info, ending, request, succeeded)
       last.done = math.max(last.done or 0, last.started)
       last.till = info.once and math.max(tonumber(last.till) or 0, last.started + info.once) or last.till
     end
-  else
+  elseif request then
     last = before
-    last.lost = whole(math.max(now, ended + 1))
+  else
+    return
   end
   last.request = request
   redis.call('SET', LAST, cjson.encode(last))

@@ -13,8 +13,6 @@ use crate::store::PastRun;
 pub(super) struct Info {
     /// `None` if it is lost.
     pub(super) who: Option<Holder>,
-    pub(super) since: u64,
-    pub(super) ttl: u64,
     pub(super) fence: u64,
     pub(super) slot: u32,
     pub(super) purpose: Purpose,
@@ -31,8 +29,6 @@ impl Info {
         let info: Json = serde_json::from_slice(text).unwrap_or_default();
         Info {
             who: holder(&info["who"]),
-            since: number(&info["since"]).unwrap_or_default(),
-            ttl: number(&info["ttl"]).unwrap_or_default(),
             fence: number(&info["fence"]).unwrap_or_default(),
             slot: number(&info["slot"]).and_then(|slot| u32::try_from(slot).ok()).unwrap_or_default(),
             purpose: purpose(&info),
@@ -46,10 +42,9 @@ impl Info {
 
 /// Reads what a holder holds the lock for.
 pub(super) fn purpose(info: &Json) -> Purpose {
-    match (info["hand"] == true, info["kept"] == true, info["forgotten"] == true) {
-        (_, _, true) => Purpose::Forgotten,
-        (true, true, _) => Purpose::Kept,
-        (true, false, _) => Purpose::Hand,
+    match (info["hand"] == true, info["kept"] == true) {
+        (true, true) => Purpose::Kept,
+        (true, false) => Purpose::Hand,
         _ => Purpose::Run,
     }
 }
@@ -94,9 +89,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_understood_is_left_out() {
-        let info = Info::read(br#"{"who":{"host":"web-1","pid":7},"fence":"9007199254740993","ttl":1e+15,"slot":-1}"#);
+        let info =
+            Info::read(br#"{"who":{"host":"web-1","pid":7},"fence":"9007199254740993","joined":1e+15,"slot":-1}"#);
         assert_eq!(info.who.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
-        assert_eq!((info.fence, info.ttl, info.slot), (9_007_199_254_740_993, 1_000_000_000_000_000, 0));
+        assert_eq!((info.fence, info.joined, info.slot), (9_007_199_254_740_993, Some(1_000_000_000_000_000), 0));
         for garbage in ["", "{", "[]", "7", r#"{"who":7}"#, r#"{"who":{"pid":-1}}"#] {
             assert_eq!(Info::read(garbage.as_bytes()).who, None, "{garbage}");
             assert_eq!(past(garbage.as_bytes()), None, "{garbage}");

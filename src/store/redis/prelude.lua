@@ -1,31 +1,25 @@
--- Shared by all scripts and sent in front of each, followed by `mail.lua` and `queue.lua` where a script deals with waiters.
--- Every script gets the same keys, all of one lock.
+-- Shared by all scripts and sent in front of each, followed by `queue.lua` where a script deals with waiters. Every script gets
+-- the same keys, all of one lock.
 --
 -- KEYS  1 holders   sorted set: token -> end of its lease, in ms of the server's clock
---       2 info      hash: token -> JSON. Of a holder {who, since, fence, slot, ttl} and, where they apply, {slots, once,
---                   value, place, hand, kept, released, revoked, forgotten, request}; of a waiter {who, slots, most, joined}, also
---                   {since, slot} once the lock is granted to it, and {leads, probed, requests}
+--       2 info      hash: token -> JSON {who, ttl} and, where they apply, {slots, once, hand, request}; of a holder also {since,
+--                   fence, slot} and, where they apply, {value, place, kept, released, revoked}; of a waiter {joined}
+--                   ttl: the length of its lease, in ms; of a waiter, the length of its place
 --                   slots: how many it lets hold the lock at once; 0: all that share it
---                   most: the greatest such number up to its place in the queue, or MANY
 --                   once: once its run has succeeded, no other run is wanted for so many ms after it began
---                   leads: others wait for it to claim the lock
---                   probed: when waiters were last asked for a sign of life because of it
---                   request: which request acquired the lock, under a token of the user's own
---                   value, place: what it has reserved of the sequence, and how many steps that is from the beginning
 --                   hand: no command of lockrun's runs under it (any more)
+--                   request: which request acquired the lock, or waits for it, under a token of the user's own
+--                   value, place: what it has reserved of the sequence, and how many steps that is from the beginning
 --                   kept: its run has ended and is recorded as the last run
 --                   released: it was released by hand while its command runs
---                   revoked: who revoked it
---                   forgotten: the server had lost it while its command ran, and a waiter that had seen it put it back
---                   (a revoked or forgotten lease cannot be renewed)
+--                   revoked: who revoked it; a revoked lease cannot be renewed
 --       3 fence     the last fencing token; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
---                   lost: when a hold ended that is not recorded, or what makes the end of that run later than the end before it
 --                   done: when the last run that ended with 0 by itself began; till: until when no other run is wanted
 --                   request: which request by hand released it
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
---       6 heartbeats  sorted set: token of a waiter -> until when it counts as alive, in ms: LATE after its next look is due
---       7 mailbox:  prefix of the mailboxes: a list per waiter, on which it blocks with BLPOP
+--       6 places    sorted set: token of a waiter -> end of its place, in ms
+--       7 mailbox:  prefix of the mailboxes: a list per waiter, on which it blocks with BLPOP; see `queue.lua`
 --       8 sequence  hash: last -> the value used last, place -> how many steps it is from the beginning, fence -> of the run
 --                   that used it; never expires
 --       9 failover  see `failover.lua`; only where failovers can happen
@@ -39,9 +33,9 @@ local database = table.remove(ARGV, 1)
 if database ~= '0' then
   redis.call('SELECT', database)
 end
-local HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
+local HOLDERS, INFO, FENCE, LAST, QUEUE, PLACES, MAILBOX, SEQUENCE, FAILOVER = unpack(KEYS)
 
--- How long an expired lease is remembered, in ms.
+-- How long an expired lease is remembered, in ms: longer than any place lasts.
 local REMEMBER = 90000
 -- In the mailbox of a cancelled token: a request under it that arrives later acquires nothing.
 local CANCELLED = 'cancelled'
@@ -56,8 +50,10 @@ end
 
 -- For how many ms nothing is granted yet, after a failover.
 local withheld = 0
+-- Notes the length of a lease or a place that begins now, where failovers can happen: see `failover.lua`.
+local note_lease = function() end
 
--- When the lease or grant of `token` ends (inf: never); nil if it has neither.
+-- When the lease of `token` ends (inf: never); nil if it has none.
 local function ends_of(token)
   return tonumber(redis.call('ZSCORE', HOLDERS, token))
 end
@@ -80,23 +76,15 @@ local function set_info(token, info)
   redis.call('HSET', INFO, token, cjson.encode(info))
 end
 
--- Removes a waiter from the queue, if it is there.
-local function remove_waiter(token)
-  if redis.call('ZREM', QUEUE, token) == 1 then
-    redis.call('ZREM', HEARTBEATS, token)
-    redis.call('DEL', MAILBOX .. token)
-  end
-end
-
 -- Whether nothing but the lease is known of a holder.
-local function is_lost(token, info)
-  return not (info.fence or info.slots or info.revoked or redis.call('ZSCORE', QUEUE, token))
+local function is_lost(info)
+  return not (info.fence or info.revoked)
 end
 
 -- Fails if the particulars of a holder are lost: nobody knows what still runs under the lock, so nobody may acquire it.
 local function refuse_if_lost()
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '(' .. whole(now), '+inf')) do
-    if is_lost(token, info_of(token)) then
+    if is_lost(info_of(token)) then
       error('nothing is known of a holder but its lease')
     end
   end
@@ -115,8 +103,8 @@ local function next_fence()
 end
 
 -- Makes `token` a holder with these particulars, and adds those that every holder has.
-local function take_hold(token, ttl, info)
-  info.since, info.fence, info.ttl = info.since or now, next_fence(), ttl
+local function take_hold(token, fence, ttl, info)
+  info.since, info.fence, info.ttl = now, fence, ttl
   set_info(token, info)
 end
 
@@ -128,11 +116,11 @@ local function begin_lease(token, ttl, info)
     set_info(token, info)
   end
   set_lease(token, ttl == 0 and math.huge or now + ttl)
+  note_lease(ttl, info.hand)
 end
 
 -- Lets the holders' keys expire some time after the last lease, so that a crash leaves nothing behind. They are kept that
--- long because an expired lease shows that the lock was not simply lost. (A silent waiter's entry in INFO is needed for at
--- most REFRESH_MAX + LATE, which is less than REMEMBER.)
+-- long because a run that has lost its lease is recorded all the same.
 local function expire_holders()
   local last = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]
   for _, key in ipairs(last and {HOLDERS, INFO} or {INFO}) do
@@ -159,20 +147,6 @@ end
 
 local function last_run()
   local last = decoded(redis.call('GET', LAST))
-  last.ended, last.lost, last.done = tonumber(last.ended) or 0, tonumber(last.lost), tonumber(last.done)
+  last.ended, last.done = tonumber(last.ended) or 0, tonumber(last.done)
   return last
-end
-
--- When a hold last ended. It grows with each end, whatever the clock says.
-local function last_end()
-  local last = last_run()
-  return math.max(last.ended, last.lost or 0)
-end
-
--- Records that a hold ended at this time. Otherwise a waiter that has seen the hold would take it for lost.
-local function note_end(at)
-  local last = last_run()
-  -- As text, since a number would be rounded.
-  last.lost = whole(math.max(at, last_end() + 1))
-  redis.call('SET', LAST, cjson.encode(last))
 end

@@ -8,10 +8,8 @@
 
 local UNUSED, REALLY = tonumber(ARGV[1]), ARGV[2] == '1'
 
-local last_life = redis.call('ZREVRANGE', HEARTBEATS, 0, 0, 'WITHSCORES')[2] or 0
-local last_lease = redis.call('ZREVRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2] or 0
-for _, ends in ipairs({last_life, last_lease}) do
-  if ends == 'inf' or tonumber(ends) > now then
+for _, key in ipairs({HOLDERS, PLACES}) do
+  if redis.call('ZCOUNT', key, '(' .. whole(now), '+inf') > 0 then
     return 0
   end
 end
@@ -23,11 +21,11 @@ end
 -- deleted: the next one would be less. Nor may a lead that no epoch tells.
 local last, fence = last_run(), tonumber(redis.call('GET', FENCE) or 0) or math.huge
 fence = fence - epoch_lead
-if fence > now or (tonumber(last.till) or 0) > now or now - math.max(last.who and last.ended or fence, last.lost or 0) < UNUSED then
+if fence > now or (tonumber(last.till) or 0) > now or now - (last.who and last.ended or fence) < UNUSED then
   return 0
 end
 if REALLY then
-  redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, HEARTBEATS)
+  redis.call('DEL', HOLDERS, INFO, FENCE, LAST, QUEUE, PLACES)
   -- In a cluster each lock has its own, under its hash tag.
   if FAILOVER and string.find(FAILOVER, '{', 1, true) then
     redis.call('DEL', FAILOVER)

@@ -1,153 +1,77 @@
--- The queue, for the scripts that hand the lock to waiters or queue for it. Sent after the prelude and `mail.lua`.
+-- The queue, for the scripts that free the lock or wait for it. Sent after the prelude.
 --
--- The server knows when each waiter is due to look at the lock again. Every look hands off a lock whose lease or grant has
--- run out, so it is enough that one waiter looks in time.
+-- A place in the queue is a lease: each request of the waiter prolongs it, and at its end it is lost. Whatever frees the lock
+-- hands it off in the same step: the first waiters become holders, the leases of their places become the lock's, and they get
+-- mail that says so.
+--
+-- A mail is "FENCE SLOT": its reader holds the lock; or empty: its reader is to ask again. Each request of a waiter deletes its
+-- mail first, so what it reads was written after that request.
 
--- How long a waiter that was granted the lock may take to claim it.
-local CLAIM_WINDOW = 1400
--- After how much of that time others look whether it was claimed.
-local FIRST_LOOK = 600
--- The period at which waiters look that could use a slot which those ahead of them leave unused: all look at the same times.
-local BEAT = 800
--- More than any number of slots.
-local MANY = 1e6
--- How often a waiter looks when nothing happens.
-local REFRESH = 8000
+-- How many of the first waiters look at the lock when a lease or a place ends, and the time between two of them, in ms.
+local LOOKERS, LOOK_STEP = 4, 150
+-- The longest place, and how often a waiter asks again in the length of its place.
+local PLACE_MAX, ASKS = 30000, 3
 
--- How many waiters are expected to look within so many ms.
-local function due(within)
-  return redis.call('ZCOUNT', HEARTBEATS, '(' .. whole(now + LATE), whole(now + within + LATE))
+local function post(token, what, expires_in)
+  redis.call('DEL', MAILBOX .. token)
+  redis.call('RPUSH', MAILBOX .. token, what)
+  redis.call('PEXPIRE', MAILBOX .. token, whole(expires_in))
 end
 
--- Makes the others pass this waiter over until it looks again.
-local function mark_unresponsive(token)
-  redis.call('LPUSH', MAILBOX .. token, whole(now - GRACE) .. ' 0')
-  redis.call('PEXPIRE', MAILBOX .. token, MAILBOX_TTL)
+-- Removes a waiter from the queue.
+local function remove_waiter(token)
+  redis.call('ZREM', QUEUE, token)
+  redis.call('ZREM', PLACES, token)
 end
 
--- Removes a waiter from the queue, with its particulars and its grant.
+-- Removes a waiter from the queue, with its particulars.
 local function drop_waiter(token)
-  redis.call('ZREM', HOLDERS, token)
   remove_waiter(token)
   redis.call('HDEL', INFO, token)
 end
 
--- Removes expired leases and grants, and returns how many there were. A waiter that did not claim its grant keeps its place,
--- marked as unresponsive. So are all that have missed a look, such as the waiters of a machine that was cut off: otherwise
--- the lock would be granted to each of them in turn. The caller must hand off what has become free: nobody else will notice
--- it.
+-- Removes leases and places that have ended. The caller hands off what has become free.
 local function drop_ended()
-  local ended, unclaimed, since = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', now), false, 0
-  for _, token in ipairs(ended) do
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', whole(now))) do
     redis.call('ZREM', HOLDERS, token)
-    if redis.call('ZSCORE', QUEUE, token) then
-      unclaimed = true
-    else
-      local info = info_of(token)
-      since = math.max(since, not info.joined and math.min(tonumber(info.since) or now, now) or 0)
-      redis.call('HDEL', INFO, token)
-    end
+    redis.call('HDEL', INFO, token)
   end
-  if since > 0 then
-    -- Later than any end that a waiter had seen before it saw this holder, but no later than that: if the server has gone
-    -- back to an older state, the next holder may be the lost one.
-    note_end(since + 1)
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', PLACES, '-inf', whole(now))) do
+    drop_waiter(token)
   end
-  if unclaimed then
-    for _, token in ipairs(redis.call('ZRANGEBYSCORE', HEARTBEATS, now, whole(now - GRACE + LATE))) do
-      if not is_unresponsive(token) then
-        mark_unresponsive(token)
-      end
-    end
+  -- The clock was set back: a dead waiter must not keep its place for so much longer.
+  for _, token in ipairs(redis.call('ZRANGEBYSCORE', PLACES, '(' .. whole(now + PLACE_MAX), '+inf')) do
+    redis.call('ZADD', PLACES, whole(now + PLACE_MAX), token)
   end
-  return #ended
 end
 
--- Counts one more holder, or waiter that was granted the lock, in `room`.
-local function occupy(room, token, info)
+-- When the next lease ends; inf if none does.
+local function next_end()
+  return tonumber(redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')[2]) or math.huge
+end
+
+-- Counts one more holder in `room`.
+local function occupy(room, info)
   room.count, room.taken[info.slot or 0] = room.count + 1, true
-  room.held, room.forgotten = room.held or not (info.joined or info.forgotten), room.forgotten or info.forgotten
-  if info.slots == 0 then
-    room.sharing = room.sharing + 1
-  elseif redis.call('ZSCORE', QUEUE, token) then
-    room.granted[#room.granted + 1] = token
-  end
+  room.sharing, room.lost = room.sharing + (info.slots == 0 and 1 or 0), room.lost or is_lost(info)
 end
 
--- Counts the holders and the waiters that were granted the lock, except `but`: how many there are, how many share it, which
--- slots they have, which waiters have not yet claimed an exclusive grant, whether a holder was not forgotten, and whether one
--- was.
-local function survey(but)
-  local room = {count = 0, sharing = 0, taken = {}, granted = {}}
+-- Counts the holders: how many there are, how many share the lock, which slots they have, and whether nothing is known of one
+-- but its lease.
+local function survey()
+  local room = {count = 0, sharing = 0, taken = {}}
   for _, token in ipairs(redis.call('ZRANGE', HOLDERS, 0, -1)) do
-    if token ~= but then
-      occupy(room, token, info_of(token))
-    end
+    occupy(room, info_of(token))
   end
   return room
 end
 
--- Whether a claim that lets so many hold the lock fits beside those in `room`, if nobody is ahead of it.
-local function fits(slots, room)
-  return not room.forgotten and (slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots)
-end
-
--- Whether such a claim may be granted the lock now, beside those in `room`. It may not if a waiter that was granted the lock
--- before would then find too many holders when it claims it: that waiter leads, and hands the lock off after its claim.
+-- Whether a claim that lets so many hold the lock fits beside those in `room`.
 local function has_room(slots, room)
-  if not fits(slots, room) then
+  if room.lost then
     return false
   end
-  for _, token in ipairs(room.granted) do
-    local info = info_of(token)
-    if (info.slots or 1) <= room.count then
-      info.leads = true
-      set_info(token, info)
-      return false
-    end
-  end
-  return true
-end
-
--- Returns an iterator over the waiters, in order, that are alive, not granted the lock yet and, as far as is known,
--- listening. Removes dead waiters that it meets.
-local function waiters()
-  local batch, next_one, from = {}, 1, 0
-  return function()
-    while true do
-      if next_one > #batch then
-        batch, next_one = redis.call('ZRANGE', QUEUE, from, 2 * from + 3), 1
-        if #batch == 0 then
-          return nil
-        end
-      end
-      local token = batch[next_one]
-      next_one = next_one + 1
-      -- The waiter whose script this is (its first argument) is alive.
-      if token ~= ARGV[1] and tonumber(redis.call('ZSCORE', HEARTBEATS, token) or 0) <= now then
-        drop_waiter(token)
-      else
-        from = from + 1
-        if not is_unresponsive(token) and not ends_of(token) then
-          return token
-        end
-      end
-    end
-  end
-end
-
--- The first waiters that can be granted the lock, at most `count`.
-local function first_waiters(count)
-  local first = {}
-  local next_waiter = waiters()
-  while #first < count do
-    local token = next_waiter()
-    if not token then
-      break
-    end
-    first[#first + 1] = token
-  end
-  return first
+  return slots == 0 and room.sharing == room.count or room.sharing == 0 and room.count < slots
 end
 
 -- The lowest free slot. Slot 0 is never that of a holder that shares the lock.
@@ -159,76 +83,79 @@ local function lowest_slot(slots, room)
   return slot
 end
 
--- Has some waiters look whether the granted lock is claimed, unless enough look soon anyway. Returns the tokens of those
--- notified, separated by blanks.
-local function watch()
-  local notified, missing = {}, WATCHERS - due(FIRST_LOOK)
-  for _, token in ipairs(missing > 0 and spread(first_waiters(PROBED)) or {}) do
-    if #notified < missing and -overdue(token) > FIRST_LOOK then
-      notified[#notified + 1] = token
-      mail(token, FIRST_LOOK)
+-- When the run began that has succeeded within the last `once` ms; nil if there is none. A run that began in the future,
+-- because the clock was set back since, counts for no longer than one in the past.
+local function done_since(once)
+  local done = once and last_run().done
+  return done and math.abs(now - done) < once and done or nil
+end
+
+-- Makes the first waiters holders, in order, for as long as the next one fits beside the holders. The lease of its place becomes
+-- the lock's, and ends when the place would have ended: its last answer promised that. A slot that the next waiter cannot use,
+-- because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed any more is removed.
+--
+-- Stops at the waiter `asking`. Returns whether nobody is ahead of that request any more, and those that hold the lock then.
+local function hand_off(asking)
+  local room
+  while withheld == 0 do
+    local token = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    room = (token or asking) and (room or survey())
+    if not token then
+      return true, room
     end
-  end
-  return table.concat(notified, ' ')
-end
-
--- In how many ms the next beat is, skipping one less than 100 ms away: this look may be that beat's, a little early.
-local function next_beat()
-  return (BEAT - 100 - now) % BEAT + 100
-end
-
--- Whether a waiter was asked to look at the last beat and has not.
-local function is_silent(token)
-  return overdue(token) >= BEAT / 2
-end
-
--- The first waiters that could hold the lock at once, while those ahead of them leave a slot unused or do not share it.
-local function willing(room)
-  local found = {}
-  local last = redis.call('ZRANGE', QUEUE, -1, -1)[1]
-  if last and (info_of(last).most or 1) > room.count then
-    for _, token in ipairs(first_waiters(PROBED)) do
-      if #found < WATCHERS and fits(info_of(token).slots or 1, room) and not is_silent(token) then
-        found[#found + 1] = token
-      end
-    end
-  end
-  return found
-end
-
--- Grants the lock to the first waiters, as far as it is free, for CLAIM_WINDOW. Returns their tokens and those of the waiters
--- notified to watch them, separated by blanks, or empty. If the next waiter leaves a slot unused, those that want the slot
--- look soon whether that waiter is still there.
-local function hand_off()
-  if withheld > 0 then
-    return '', ''
-  end
-  local granted, room = {}, survey()
-  for token in waiters() do
     local info = info_of(token)
-    if not has_room(info.slots or 1, room) then
-      for _, behind in ipairs(willing(room)) do
-        if -overdue(behind) > next_beat() then
-          mail(behind, next_beat())
-        end
+    local slots, length = tonumber(info.slots), tonumber(info.ttl)
+    if not slots or not length or done_since(tonumber(info.once)) then
+      -- Its run is not needed; or it is not known what it waits for, so it joins anew.
+      drop_waiter(token)
+      post(token, '', length or PLACE_MAX)
+    elseif token == asking or not has_room(slots, room) then
+      return token == asking and has_room(slots, room), room
+    else
+      -- Without a fence nobody can hold the lock: the next request reports it.
+      local is_counted, fence = pcall(next_fence)
+      if not is_counted then
+        return false, room
       end
-      break
+      local ends = tonumber(redis.call('ZSCORE', PLACES, token)) or now
+      info.slot, info.joined = lowest_slot(slots, room), nil
+      take_hold(token, fence, length, info)
+      set_lease(token, ends)
+      remove_waiter(token)
+      post(token, fence .. ' ' .. whole(info.slot), ends - now)
+      occupy(room, info)
     end
-    info.slot, info.since, info.leads = lowest_slot(info.slots, room), now, nil
-    set_info(token, info)
-    occupy(room, token, info)
-    set_lease(token, now + CLAIM_WINDOW)
-    expect(token, 0)
-    granted[#granted + 1] = token
   end
-  if #granted == 0 then
-    return '', ''
-  end
-  local notified = watch()
-  -- The server delivers the mail written last first.
-  for at = #granted, 1, -1 do
-    post(granted[at], 'granted')
-  end
-  return table.concat(granted, ' '), notified
+  return false, room
 end
 
+-- Wakes those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was
+-- `before`: they must learn when to look.
+local function tell_end(before)
+  local ends = next_end()
+  if ends >= before then
+    return
+  end
+  for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, LOOKERS - 1)) do
+    local place, length = redis.call('ZSCORE', PLACES, token), info_of(token).ttl
+    if place and length and ends < place - (length - math.floor(length / ASKS)) then
+      post(token, '', length)
+    end
+  end
+end
+
+-- In how many ms a waiter must look at the lock, although nothing wakes it: when a lease, or a place ahead of it, has ended, or
+-- the lock is not withheld any more; -1: not before it asks again anyway.
+local function look_in(place)
+  local ends = next_end()
+  if place >= LOOKERS then
+    return -1
+  end
+  for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
+    ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or now)
+  end
+  if withheld > 0 then
+    ends = math.min(ends, now + withheld)
+  end
+  return ends < math.huge and math.max(ends + LOOK_STEP * place - now, 0) or -1
+end

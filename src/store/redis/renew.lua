@@ -12,12 +12,11 @@
 
 local TOKEN, TTL = ARGV[1], tonumber(ARGV[2])
 
--- A waiter that was only granted the lock has to claim it first.
-if not is_in_force(TOKEN) or redis.call('ZSCORE', QUEUE, TOKEN) then
+if not is_in_force(TOKEN) then
   return {0, holder()}
 end
 local info = info_of(TOKEN)
-if info.forgotten or info.kept and ARGV[3] == '1' then
+if info.kept and ARGV[3] == '1' then
   return {0, {}}
 end
 if info.revoked then
@@ -33,15 +32,13 @@ elseif not info.hand and info.ttl and (info.ttl == 0 or TTL ~= 0 and TTL < info.
   TTL = info.ttl
 end
 -- A command counts on the lease that it was last promised: no renewal shortens that.
-local before = ends_of(TOKEN)
+local before = next_end()
 if TTL == 0 then
   set_lease(TOKEN, math.huge)
-elseif info.hand or now + TTL > before then
+elseif info.hand or now + TTL > ends_of(TOKEN) then
   set_lease(TOKEN, now + TTL)
 end
-tell_end(before, ends_of(TOKEN))
-if FAILOVER then
-  note_lease(TTL, info.hand)
-end
+tell_end(before)
+note_lease(TTL, info.hand)
 expire_holders()
 return {1}

@@ -6,10 +6,10 @@ use redis::Value;
 
 use super::particulars::{Info, past, success};
 use crate::lock::key::Key;
-use crate::lock::state;
 use crate::lock::token::Token;
 use crate::store::{
-    Grant, Held, HolderStatus, KeyStatus, RecentSuccess, Released, Renewed, Reserved, Revoked, WaiterStatus,
+    Grant, Held, HolderStatus, KeyStatus, RecentSuccess, Released, Renewed, Reserved, Revoked, Tried, WaiterStatus,
+    Wakeup,
 };
 use crate::sys::clock::Moment;
 
@@ -17,95 +17,37 @@ use crate::sys::clock::Moment;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnexpectedReply;
 
-/// The reply to a request for the lock. Each names the waiters that the request granted the lock, if any.
-#[derive(Debug)]
-pub(super) enum AcquireReply {
-    /// It is ours.
-    Mine(Grant, Option<Handoff>),
-    /// It is not wanted.
-    NotNeeded(RecentSuccess, Option<Handoff>),
-    /// It is not ours.
-    NotMine {
-        /// The holder.
-        held: Held,
-        /// The holder as a waiter remembers it.
-        first: Option<Box<state::Held>>,
-        /// When a hold last ended.
-        ended_unix_ms: u64,
-        /// When to ask again if nothing happens.
-        look_in: Duration,
-        /// The waiters that this request granted the lock, if any.
-        handoff: Option<Handoff>,
-    },
-}
-
-/// Waiters that a script sent mail.
-#[derive(Debug)]
-pub(super) struct Handoff {
-    /// The tokens of those that were granted the lock, separated by blanks.
-    pub(super) granted: String,
-    /// The tokens of those that are to watch the grant.
-    pub(super) notified: String,
-}
-
-impl AcquireReply {
-    /// Reads the acquire script's reply to a request that left at `sent_at`.
-    pub(super) fn read(reply: &Value, sent_at: Moment) -> Result<Self, UnexpectedReply> {
-        match fields(reply) {
-            [Value::Int(1), fence, Value::Int(slot), granted, notified] => {
-                Ok(AcquireReply::Mine(grant(fence, *slot, sent_at)?, read_handoff(granted, notified)))
-            }
-            [
-                Value::Int(0),
-                holder,
-                Value::Int(place),
-                Value::Int(look_in),
-                granted,
-                notified,
-                Value::Int(ended),
-                Value::Int(withheld),
-            ] => {
-                let withheld = millis(*withheld).filter(|span| !span.is_zero());
-                let place = u64::try_from(*place).ok();
-                Ok(AcquireReply::NotMine {
-                    held: Held { withheld, place, ..read_holder(holder).unwrap_or_default() },
-                    first: read_first(holder).map(Box::new),
-                    ended_unix_ms: u64::try_from(*ended).unwrap_or_default(),
-                    look_in: Duration::from_millis(u64::try_from(*look_in).unwrap_or_default()),
-                    handoff: read_handoff(granted, notified),
-                })
-            }
-            [Value::Int(2), Value::Int(began), Value::Int(now), granted, notified] => {
-                let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
-                let done = RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? };
-                Ok(AcquireReply::NotNeeded(done, read_handoff(granted, notified)))
-            }
-            _ => Err(UnexpectedReply),
-        }
-    }
-}
-
-/// Reads the release script's reply: the outcome, and the waiters that were granted the lock.
-pub(super) fn read_release(reply: &Value) -> (Result<Released, UnexpectedReply>, Option<Handoff>) {
+/// Reads the acquire script's reply to a request that left at `sent_at`.
+pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Tried, UnexpectedReply> {
     match fields(reply) {
-        [Value::Int(0), holder] => (Ok(Released::NotMine(read_holder(holder))), None),
-        [Value::Int(1), granted, notified, Value::Int(stays)] => {
-            let released = match stays {
-                1 => Released::Retained,
-                0 => Released::Free,
-                _ => Released::NotMine(None),
-            };
-            (Ok(released), read_handoff(granted, notified))
+        [Value::Int(1), fence, Value::Int(slot)] => Ok(Tried::Mine(grant(fence, *slot, sent_at)?)),
+        [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), last_fence, Value::Int(withheld)] => {
+            Ok(Tried::Held(Held {
+                withheld: millis(*withheld).filter(|span| !span.is_zero()),
+                place: u64::try_from(*place).ok(),
+                look_in: millis(*look_in),
+                last_fence: text(last_fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
+                ..read_holder(holder).unwrap_or_default()
+            }))
         }
-        [Value::Int(2)] => (Ok(Released::WhenItEnds), None),
-        _ => (Err(UnexpectedReply), None),
+        [Value::Int(2), Value::Int(began), Value::Int(now)] => {
+            let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
+            Ok(Tried::NotNeeded(RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? }))
+        }
+        _ => Err(UnexpectedReply),
     }
 }
 
-/// Reads the reply of `confirm_handoff.lua`: the waiters to ask about next.
-pub(super) fn read_confirmation(reply: &Value) -> Option<Handoff> {
-    let [granted, notified] = fields(reply) else { return None };
-    read_handoff(granted, notified)
+/// Reads the release script's reply.
+pub(super) fn read_release(reply: &Value) -> Result<Released, UnexpectedReply> {
+    match fields(reply) {
+        [Value::Int(0), holder] => Ok(Released::NotMine(read_holder(holder))),
+        [Value::Int(1), Value::Int(1)] => Ok(Released::Retained),
+        [Value::Int(1), Value::Int(0)] => Ok(Released::Free),
+        [Value::Int(1), Value::Int(_)] => Ok(Released::NotMine(None)),
+        [Value::Int(2)] => Ok(Released::WhenItEnds),
+        _ => Err(UnexpectedReply),
+    }
 }
 
 /// The holders that a revocation is to hit.
@@ -138,17 +80,14 @@ pub(super) fn read_targets(reply: &Value) -> Result<RevocationTargets, Unexpecte
     Ok(RevocationTargets { names: names.clone(), from: read_holders(from), may_run_unaware: *untold > 0 })
 }
 
-/// Reads the reply of `revoke.lua` with names: the outcome, and the waiters that were granted the lock. Fails if it is none.
-pub(super) fn read_revocation(reply: &Value) -> Result<(Revoked, Option<Handoff>), UnexpectedReply> {
+/// Reads the reply of `revoke.lua` with names. Fails if it is none.
+pub(super) fn read_revocation(reply: &Value) -> Result<Revoked, UnexpectedReply> {
     match fields(reply) {
-        [Value::Int(0)] => Ok((Revoked::Free, None)),
-        [Value::Int(1), others] => Ok((Revoked::Others(read_holders(others)), None)),
-        [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold), granted, notified] => {
-            let free_in = millis(*free_in).unwrap_or_default();
-            Ok((
-                Revoked::From { from: read_holders(taken), living: Vec::new(), free_in, may_run_unaware: *untold > 0 },
-                read_handoff(granted, notified),
-            ))
+        [Value::Int(0)] => Ok(Revoked::Free),
+        [Value::Int(1), others] => Ok(Revoked::Others(read_holders(others))),
+        [Value::Int(2), taken, Value::Int(free_in), Value::Int(untold)] => {
+            let (from, free_in) = (read_holders(taken), millis(*free_in).unwrap_or_default());
+            Ok(Revoked::From { from, living: Vec::new(), free_in, may_run_unaware: *untold > 0 })
         }
         _ => Err(UnexpectedReply),
     }
@@ -259,32 +198,6 @@ fn millis(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Reads a holder as [`read_holder`] does, as a waiter remembers it.
-fn read_first(holder: &Value) -> Option<state::Held> {
-    let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
-        return None;
-    };
-    let Info { who, since: since_ms, ttl, purpose, fence, slots, .. } = Info::read(info);
-    let ends_ms =
-        u64::try_from(*expires_in).ok().map(|left| since_ms.saturating_add_signed(*since).saturating_add(left));
-    let ttl_ms = Some(ttl).filter(|ttl| *ttl > 0);
-    Some(state::Held {
-        who: who?,
-        since_ms,
-        ends_ms,
-        ttl_ms,
-        purpose,
-        is_exclusive: slots == 1,
-        fence,
-        token: read_token(token)?,
-    })
-}
-
-fn read_handoff(granted: &Value, notified: &Value) -> Option<Handoff> {
-    let granted = text(granted).filter(|token| !token.is_empty())?;
-    Some(Handoff { granted, notified: text(notified)? })
-}
-
 /// Returns the text of a reply, if it is a string.
 pub(super) fn text(reply: &Value) -> Option<String> {
     match reply {
@@ -293,31 +206,22 @@ pub(super) fn text(reply: &Value) -> Option<String> {
     }
 }
 
-/// The content of a mail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mail {
-    /// The lock is granted to us: claim it.
-    Granted,
-    /// Look at the lock after this time.
-    LookIn(Duration),
-}
-
-/// Reads the answer to BLPOP: the mail, or `None` if none came in time.
-pub(super) fn read_mail(reply: &Value) -> Option<Mail> {
-    let [_, mail] = fields(reply) else { return None };
-    let mail = text(mail)?;
-    let (_, what) = mail.split_once(' ')?;
-    if what == "granted" {
-        return Some(Mail::Granted);
-    }
-    what.parse().ok().map(|millis| Mail::LookIn(Duration::from_millis(millis)))
+/// Reads the answer to BLPOP: what woke a waiter, or that its time is over.
+pub(super) fn read_mail(reply: &Value) -> Wakeup {
+    let handed_over = || {
+        let [_, mail] = fields(reply) else { return None };
+        let mail = text(mail)?;
+        let (fence, slot) = mail.split_once(' ')?;
+        Some(Wakeup::HandedOver { fence: fence.parse().ok()?, slot: slot.parse().ok()? })
+    };
+    handed_over().unwrap_or(Wakeup::AskAgain)
 }
 
 /// Returns the grant that a request sent at `sent_at` has acquired.
 fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, UnexpectedReply> {
     let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?;
     let slot = u32::try_from(slot).map_err(|_| UnexpectedReply)?;
-    Ok(Grant { fence, slot, lease_from: Some(sent_at) })
+    Ok(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false })
 }
 
 fn fields(reply: &Value) -> &[Value] {
@@ -342,46 +246,30 @@ mod tests {
     #[test]
     fn a_grant_is_read() {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
-        let reply = array([Value::Int(1), bulk("7"), Value::Int(2), bulk(""), bulk("")]);
-        let asked = AcquireReply::read(&reply, sent_at).expect("is understood");
-        let AcquireReply::Mine(grant, None) = asked else { panic!("{asked:?}") };
-        assert_eq!(grant, Grant { fence: 7, slot: 2, lease_from: Some(sent_at) });
+        let reply = array([Value::Int(1), bulk("7"), Value::Int(2)]);
+        let grant = Grant { fence: 7, slot: 2, lease_from: Some(sent_at), by_hand_off: false };
+        assert_eq!(read_acquisition(&reply, sent_at), Ok(Tried::Mine(grant)));
     }
 
     #[test]
     fn a_held_lock_is_read() {
-        let holder = array([
-            Value::Int(5),
-            Value::Int(-1),
-            bulk(r#"{"who":{"host":"web-1","pid":7},"fence":3,"ttl":30000}"#),
-            bulk("t"),
-        ]);
-        let reply = array([
-            Value::Int(0),
-            holder,
-            Value::Int(2),
-            Value::Int(8000),
-            bulk("a"),
-            bulk("b c"),
-            Value::Int(9),
-            Value::Int(0),
-        ]);
-        let asked = AcquireReply::read(&reply, Moment::from_boot(Duration::ZERO)).expect("is understood");
-        let AcquireReply::NotMine { held, first: Some(first), ended_unix_ms, look_in, handoff: Some(handoff) } = asked
-        else {
-            panic!("{asked:?}")
-        };
+        let info = bulk(r#"{"who":{"host":"web-1","pid":7},"fence":"3","ttl":30000}"#);
+        let holder = array([Value::Int(5), Value::Int(-1), info, bulk("t")]);
+        let reply =
+            array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("9007199254740993"), Value::Int(0)]);
+        let tried = read_acquisition(&reply, Moment::from_boot(Duration::ZERO));
+        let Ok(Tried::Held(held)) = tried else { panic!("{tried:?}") };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
-        assert_eq!((held.since, held.expires_in, held.place), (Some(Duration::from_millis(5)), None, Some(2)));
-        assert_eq!((first.ttl_ms, first.fence, ended_unix_ms, look_in), (Some(30_000), 3, 9, Duration::from_secs(8)));
-        assert_eq!((handoff.granted.as_str(), handoff.notified.as_str()), ("a", "b c"));
+        assert_eq!((held.since, held.expires_in, held.withheld), (Some(Duration::from_millis(5)), None, None));
+        assert_eq!((held.place, held.look_in), (Some(2), Some(Duration::from_secs(8))));
+        assert_eq!(held.last_fence, 9_007_199_254_740_993);
     }
 
     #[test]
     fn what_no_script_answers_is_an_error() {
         let sent_at = Moment::from_boot(Duration::ZERO);
         for reply in [Value::Okay, array([]), array([Value::Int(1)]), array([Value::Int(2), Value::Nil])] {
-            assert!(AcquireReply::read(&reply, sent_at).is_err());
+            assert!(read_acquisition(&reply, sent_at).is_err());
         }
         assert!(read_renewal(&array([Value::Int(3)])).is_err());
         assert_eq!(read_renewal(&array([Value::Int(1)])).expect("is understood"), Renewed::Mine);
@@ -389,11 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn mail_says_when_to_look() {
-        let look_in = |millis| Some(Mail::LookIn(Duration::from_millis(millis)));
-        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 0")])), look_in(0));
-        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 500")])), look_in(500));
-        assert_eq!(read_mail(&array([bulk("box"), bulk("1700000000000 granted")])), Some(Mail::Granted));
-        assert_eq!(read_mail(&Value::Nil), None);
+    fn mail_says_that_the_lock_is_handed_over() {
+        let mail = |text| read_mail(&array([bulk("box"), bulk(text)]));
+        assert_eq!(mail("9007199254740993 2"), Wakeup::HandedOver { fence: 9_007_199_254_740_993, slot: 2 });
+        for text in ["", "7", "7 ", "x 1", "cancelled"] {
+            assert_eq!(mail(text), Wakeup::AskAgain, "{text}");
+        }
+        assert_eq!(read_mail(&Value::Nil), Wakeup::AskAgain);
     }
 }

@@ -14,7 +14,7 @@
 --       {2, last}   step: no integer follows that one, or it is not an integer itself
 --       {3, last}   value: the last value is another one by now; '' if there is none
 --       {4, ms}     nothing is reserved for so long, after a failover
---       {}          it was cancelled before it came, or its reservation was forgotten
+--       {}          it was cancelled before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
@@ -22,13 +22,10 @@ local STEPS = tonumber(ARGV[7])
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
   return {}
 end
-if not ends_of(TOKEN) then
-  -- Its reservation is unknown.
-  refuse_if_lost()
-end
-if drop_ended() > 0 then
-  hand_off()
-end
+refuse_if_lost()
+local before = next_end()
+drop_ended()
+hand_off()
 
 -- Adds as the server does, because the integers may exceed those of Lua; returns nil on overflow, or if `value` is no
 -- integer. (HSET comes first: after a DEL that changes nothing, a server that is out of memory would let the other writes
@@ -42,11 +39,7 @@ local function next_after(value)
 end
 
 local info = info_of(TOKEN)
-if info.forgotten and ends_of(TOKEN) then
-  -- So was its reservation.
-  return {}
-end
-if not (info.fence and ends_of(TOKEN)) then
+if not ends_of(TOKEN) then
   if withheld > 0 then
     return {4, withheld}
   end
@@ -74,11 +67,9 @@ if not (info.fence and ends_of(TOKEN)) then
   end
   -- It takes a slot of its own, but needs no permission: nobody else has its value.
   info = {who = cjson.decode(WHO), value = value, place = place, slot = lowest_slot(1, survey())}
-  take_hold(TOKEN, TTL, info)
+  take_hold(TOKEN, next_fence(), TTL, info)
 end
 begin_lease(TOKEN, TTL, info)
-if FAILOVER then
-  note_lease(TTL, info.hand)
-end
+tell_end(before)
 expire_holders()
 return {1, info.fence, info.value or ''}

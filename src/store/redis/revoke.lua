@@ -14,12 +14,13 @@
 --                   without names: what revoking them would take; as below
 --       {0}         nobody holds it
 --       {1, others} it is held, but by none of those: {{held for, expires in or -1, info, token}, ...}
---       {2, taken, free in, untold, granted, notified}
+--       {2, taken, free in, untold}
 --                   taken: from these, as above; free in: ms until the last lease of a command ends; untold: how many commands
---                   may still run and will not learn of it; granted, notified: tokens of waiters, or '' (see confirm_handoff)
+--                   may still run and will not learn of it
 
 local NAMED, BY, AT_ONCE, ONLY = ARGV[1] ~= '' and cjson.decode(ARGV[1]), decoded(ARGV[2]), ARGV[3] == '1', ARGV[4]
 
+local before = next_end()
 if NAMED then
   allow_when_full()
 end
@@ -31,17 +32,15 @@ end
 
 local names, taken, others = {}, {}, {}
 local free_in, untold = 0, 0
--- Those whose hold ends now, and the new ends of leases that had none.
-local ended, shortened = {}, {}
+-- Those whose hold ends now.
+local ended = {}
 local holders = redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES')
 for at = 1, #holders, 2 do
   local token, ends = holders[at], holders[at + 1]
   local info = info_of(token)
   -- A number such as NaN, which is read but cannot be written: the particulars count as lost.
   info = pcall(cjson.encode, info) and info or {}
-  local lost = is_lost(token, info)
-  -- A waiter that was only granted the lock is not a holder yet.
-  if (info.fence or info.revoked or lost) and is_in_force(token) then
+  if is_in_force(token) then
     local description, fence = describe(token, ends), fence_of(info)
     local is_meant = ONLY == '' or ONLY == fence
     if NAMED then
@@ -64,7 +63,6 @@ for at = 1, #holders, 2 do
         if ends == 'inf' then
           ends = now + ttl
           set_lease(token, ends)
-          shortened[#shortened + 1] = ends
         end
         info.revoked = BY
         set_info(token, info)
@@ -76,26 +74,21 @@ end
 if not NAMED then
   return {cjson.encode(names), taken, untold}
 end
-if #taken == 0 then
-  return #others == 0 and {0} or {1, others}
-end
 -- The holder with the greatest fence is recorded last, as the last run.
 table.sort(ended, function(info, other)
   return is_less(fence_of(info), fence_of(other))
 end)
 -- What has been taken stays taken, even if the last run or the queue cannot be read.
-local is_done, handed, notified = pcall(function()
-  drop_ended()
+pcall(function()
   for _, info in ipairs(ended) do
     note(info, {})
   end
-  for _, ends in ipairs(shortened) do
-    tell_end(math.huge, ends)
-  end
-  return hand_off()
+  drop_ended()
+  hand_off()
+  tell_end(before)
 end)
-if not is_done then
-  handed, notified = '', ''
-end
 expire_holders()
-return {2, taken, free_in, untold, handed, notified}
+if #taken == 0 then
+  return #others == 0 and {0} or {1, others}
+end
+return {2, taken, free_in, untold}

@@ -15,28 +15,17 @@ pub(super) const FENCE_ENDS: &str = "increment or decrement would overflow";
 pub(super) const FENCE_NOT_INTEGER: &str = "value is not an integer or out of range";
 
 /// Short names sent in place of the words that occur most often in the scripts, and in none of their strings.
-const SHORT: [(&str, &str); 21] = [
+const SHORT: [(&str, &str); 10] = [
     ("redis.call(", "C("),
     ("TOKEN", "T"),
-    ("HEARTBEATS", "B"),
+    ("PLACES", "P"),
     ("MAILBOX", "M"),
     ("HOLDERS", "H"),
     ("QUEUE", "Q"),
     ("FAILOVER", "F"),
-    ("WATCHERS", "W"),
-    ("REFRESH_MAX", "R"),
-    ("FIRST_LOOK", "L"),
-    ("CLAIM_WINDOW", "K"),
-    ("notified", "N"),
     ("info_of", "I"),
     ("ends_of", "E"),
-    ("is_unresponsive", "U"),
-    ("look_in", "O"),
-    ("first_waiters", "A"),
     ("set_info", "G"),
-    ("expire_holders", "X"),
-    ("drop_waiter", "D"),
-    ("remove_waiter", "V"),
 ];
 
 /// A script made of these parts, after the prelude.
@@ -53,16 +42,15 @@ macro_rules! script {
     }};
 }
 
-pub(super) static ACQUIRE: Script = script!("mail.lua" "queue.lua" "acquire.lua");
-pub(super) static RENEW: Script = script!("changes.lua" "mail.lua" "renew.lua");
-pub(super) static RELEASE: Script = script!("changes.lua" "note.lua" "mail.lua" "queue.lua" "release.lua");
-pub(super) static CONFIRM_HANDOFF: Script = script!("changes.lua" "mail.lua" "queue.lua" "confirm_handoff.lua");
-pub(super) static RESERVE: Script = script!("mail.lua" "queue.lua" "reserve.lua");
+pub(super) static ACQUIRE: Script = script!("queue.lua" "acquire.lua");
+pub(super) static RENEW: Script = script!("changes.lua" "queue.lua" "renew.lua");
+pub(super) static RELEASE: Script = script!("changes.lua" "note.lua" "queue.lua" "release.lua");
+pub(super) static RESERVE: Script = script!("queue.lua" "reserve.lua");
 pub(super) static LIST: Script = script!("list.lua");
-pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "mail.lua" "queue.lua" "revoke.lua");
+pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "queue.lua" "revoke.lua");
 pub(super) static PRUNE: Script = script!("prune.lua");
 
-static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &CONFIRM_HANDOFF, &RESERVE, &LIST, &REVOKE, &PRUNE];
+static ALL: [&Script; 7] = [&ACQUIRE, &RENEW, &RELEASE, &RESERVE, &LIST, &REVOKE, &PRUNE];
 
 pub(super) struct Script {
     /// For a server that no other one can replace.
@@ -94,7 +82,7 @@ impl Script {
 
 /// Computes the hashes that a waiter will need, while it has time.
 pub(super) fn compute_hashes(with_failover: bool) {
-    for script in [&ACQUIRE, &RELEASE, &CONFIRM_HANDOFF] {
+    for script in [&ACQUIRE, &RENEW, &RELEASE] {
         LazyLock::force(&script.variant(with_failover).hash);
     }
 }

@@ -6,33 +6,14 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::failure::Failure;
-use super::reply::{Mail, read_mail};
+use super::reply::read_mail;
 use super::{RedisStore, keys};
-use crate::lock::state::{Held, Seen};
 use crate::store::{Claim, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// The state of our wait in the queue: what we know since our last look.
-#[derive(Debug)]
-pub(super) struct WaitState {
-    /// Who held the lock.
-    pub(super) seen: Option<Seen>,
-    /// When to look again if no mail comes.
-    look_at: Moment,
-}
-
-impl WaitState {
-    /// Returns what is known after another look. `held`: the holder that it found; `ended_unix_ms`: when a hold had last
-    /// ended; `look_in`: when the next look is due.
-    pub(super) fn after(before: Option<Self>, held: Option<&Held>, ended_unix_ms: u64, look_in: Duration) -> Self {
-        let seen = Seen::after(before.and_then(|before| before.seen), held, ended_unix_ms);
-        WaitState { seen, look_at: Moment::now() + look_in }
-    }
-}
-
 impl RedisStore {
-    /// Sleeps until mail comes, until the next look is due, or until `until`.
+    /// Sleeps until mail comes, or until `until`.
     pub(super) fn sleep_at_mailbox(
         &mut self,
         claim: &Claim,
@@ -41,37 +22,19 @@ impl RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
         let mailbox = format!("{}mailbox:{}", keys::base(&self.server.prefix, &claim.key), claim.token.as_str());
-        let look_at = self.wait.as_ref().map(|wait| wait.look_at);
-        let Some(mut until) = until.into_iter().chain(look_at).min() else { return Ok(Wakeup::TryAgain) };
-        loop {
-            let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            let left = until.since(Moment::now());
-            if left < Duration::from_millis(2) {
-                return Ok(Wakeup::TryAgain);
-            }
-            match pop(connection, &mailbox, left, until + self.timeout, waiter, observer) {
-                Ok(Popped::Mail(Some(Mail::LookIn(wait)))) => until = until.min(Moment::now() + wait),
-                Ok(Popped::Mail(Some(Mail::Granted) | None)) => return Ok(Wakeup::TryAgain),
-                Ok(Popped::Interrupted(signal)) => {
-                    // The answer is still to come on this connection.
-                    self.connection = None;
-                    return Ok(Wakeup::Signal(signal));
-                }
-                Err(failure) => {
-                    self.connection = None;
-                    return Err(failure);
-                }
-            }
+        let Some(until) = until else { return Ok(Wakeup::AskAgain) };
+        let left = until.since(Moment::now());
+        if left < Duration::from_millis(2) {
+            return Ok(Wakeup::AskAgain);
         }
+        let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
+        let woken = pop(connection, &mailbox, left, until + self.timeout, waiter, observer);
+        if !matches!(woken, Ok(Wakeup::AskAgain | Wakeup::HandedOver { .. })) {
+            // The answer may still come on this connection.
+            self.connection = None;
+        }
+        woken
     }
-}
-
-/// The outcome of waiting for mail.
-enum Popped {
-    /// The mail; `None` if none came in time.
-    Mail(Option<Mail>),
-    /// A signal that ends lockrun.
-    Interrupted(i32),
 }
 
 /// Waits for mail for `span`, as measured by the server; gives up on the server at `deadline`.
@@ -82,12 +45,12 @@ fn pop(
     deadline: Moment,
     waiter: &mut Waiter<'_>,
     observer: &mut dyn WaitObserver,
-) -> Result<Popped, Failure> {
+) -> Result<Wakeup, Failure> {
     let command = redis::cmd("BLPOP").arg(mailbox).arg(format!("{:.3}", span.as_secs_f64())).take();
     connection.send(slice::from_ref(&command), deadline)?;
     loop {
         match waiter.wait_for(Some(connection.as_fd()), Some(deadline), observer) {
-            Ok(WakeReason::Signal(signal)) => return Ok(Popped::Interrupted(signal)),
+            Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
             Ok(WakeReason::Ready) => break,
             Ok(WakeReason::Resumed) => {}
             Ok(WakeReason::Time) => return Err(Failure::NoAnswer("did not answer in time")),
@@ -95,5 +58,5 @@ fn pop(
         }
     }
     let reply = connection.receive(&command, deadline)?;
-    Ok(Popped::Mail(read_mail(&reply)))
+    Ok(read_mail(&reply))
 }

@@ -302,34 +302,6 @@ on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     assert!(is_free(store, "orphan"), "nobody has it any more");
 });
 
-// "\"Not yours\" is final": the lock is deleted on the server under its holder, alone or with all that belongs to it. A waiter has seen the
-// holder, and does not consider the lock free before the holder's command is dead.
-on_every_lease_store!(the_lock_is_deleted, |store| {
-    for all in [false, true] {
-        let store = &store.another();
-        let mut scene = Scene::new(store);
-        if all {
-            store.server().forget_everything();
-        } else {
-            scene.cases.iter().for_each(|case| store.server().forget_holders(&case.key));
-        }
-        all_lost(&mut scene);
-        scene.judge(if all { "everything deleted" } else { "holders deleted" });
-    }
-});
-
-// The same where the request of a newcomer that has seen no holder would hand the lock off: the next waiter has seen the holder.
-on_every_lease_store!(a_newcomer_after_the_lock_was_deleted, |store| {
-    let mut scene = Scene::with_queue(store);
-    for case in &scene.cases {
-        store.server().forget_holders(&case.key);
-        let newcomer = Lockrun::new(store).key(&case.key).command(["echo", "runs"]).run();
-        assert!(newcomer.exited(75).stdout.is_empty(), "others are ahead");
-    }
-    all_lost(&mut scene);
-    scene.judge("holders deleted, and a newcomer");
-});
-
 // "The local deadline counts from before the request left": from the first request, if the server received a waiter's claim but the
 // connection closed before the answer, and the waiter learns that it has the lock only by another request, some time later.
 on_every_lease_store!(the_answer_to_a_claim_is_lost_and_then_the_network, |store| {

@@ -11,11 +11,15 @@ use crate::support::hand::{renew, token};
 use crate::support::places::keep_their_places;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
-use crate::support::store::{on_every_lease_store, on_postgres, on_redis};
-use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, redis_keys};
+use crate::support::store::on_every_lease_store;
+use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually};
 
-/// How long the lock may be unused because a waiter that was granted it does not claim it.
-const UNCLAIMED: Duration = Duration::from_secs(2);
+/// The lease of the runs, and so the place of the waiters, where some of them fail.
+const TTL: Duration = Duration::from_secs(4);
+const SHORT: [&str; 2] = ["--ttl", "4s"];
+
+/// For how long the dead, stopped and cut off may keep the lock unused, however many they are.
+const UNUSED: Duration = TTL.saturating_add(Duration::from_secs(1));
 
 /// The extra time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_millis(1500);
@@ -23,12 +27,16 @@ const ALLOWANCE: Duration = Duration::from_millis(1500);
 /// Which of forty waiters are killed: some alone, some with their neighbours, the very first and the last.
 const VICTIMS: [usize; 20] = [0, 1, 2, 5, 7, 8, 11, 12, 13, 14, 15, 16, 20, 23, 24, 28, 31, 33, 38, 39];
 
-// "A hand-off skips dead ones": of forty waiters twenty are killed while they wait; the others run in order, and no gap is
-// longer than 2 s.
-on_every_lease_store!(killed_waiters_are_skipped, |store| {
+/// Returns a queue of waiters with short places.
+fn short_places<'a>(store: &'a Store, key: &str) -> Queue<'a> {
+    Queue::new(store, key).with(&SHORT)
+}
+
+// "However many died": of forty waiters twenty are killed while they wait; the others run in order.
+on_every_lease_store!(killed_waiters_cost_one_lease, |store| {
     let _turn = crowd::turn();
     let holder = Holder::new(store, "killed");
-    let mut queue = Queue::new(store, "killed");
+    let mut queue = short_places(store, "killed");
     queue.join(40);
     for number in VICTIMS {
         queue.kill(number);
@@ -36,15 +44,15 @@ on_every_lease_store!(killed_waiters_are_skipped, |store| {
     let freed_at = now();
     holder.end();
     let survivors = (0..40).filter(|number| !VICTIMS.contains(number));
-    queue.end().in_order(survivors).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
+    queue.end().in_order(survivors).without_gap(freed_at, UNUSED + ALLOWANCE);
 });
 
-// "A wait that is cut short" by KILL blocks no one, neither if the first waiter was killed nor if all were.
-on_every_lease_store!(the_next_does_not_wait_for_the_dead, |store| {
+// "A wait that is cut short" by KILL blocks no one for longer, neither if the first waiter was killed nor if all were.
+on_every_lease_store!(the_next_waits_for_the_dead_for_one_lease, |store| {
     for (waiting, killed) in [(3, 1), (3, 2), (8, 8)] {
         let store = &store.another();
         let holder = Holder::new(store, "dead");
-        let mut queue = Queue::new(store, "dead");
+        let mut queue = short_places(store, "dead");
         queue.join(waiting);
         for number in 0..killed {
             queue.kill(number);
@@ -52,7 +60,7 @@ on_every_lease_store!(the_next_does_not_wait_for_the_dead, |store| {
         let freed_at = now();
         holder.end();
         queue.storm(1);
-        queue.end().in_order(killed..=waiting).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
+        queue.end().in_order(killed..=waiting).without_gap(freed_at, UNUSED + ALLOWANCE);
     }
 });
 
@@ -69,11 +77,11 @@ on_every_lease_store!(the_holder_is_killed, |store| {
     queue.end().in_order(0..5).without_gap(killed_at, limit);
 });
 
-// "2 s for a grant nobody claims": a waiter that is stopped when it is granted the lock is passed over. It keeps its place: once continued,
-// it is the next.
-on_every_lease_store!(a_stopped_waiter_is_passed_over, |store| {
+// "A waiter that lets its place run out has lost it": one that is stopped when the lock is handed to it keeps the lock unused until its lease
+// has ended. Once continued, it starts nothing, and waits behind the others.
+on_every_lease_store!(a_stopped_waiter_loses_its_place, |store| {
     let holder = Holder::new(store, "still");
-    let mut queue = Queue::new(store, "still");
+    let mut queue = short_places(store, "still");
     let gates = tempfile::TempDir::new().expect("a temporary directory");
     let gate = gates.path().join("gate");
     queue.join_to("");
@@ -83,19 +91,41 @@ on_every_lease_store!(a_stopped_waiter_is_passed_over, |store| {
     let freed_at = now();
     holder.end();
     queue.have_begun(&["1"]);
-    assert_eq!(queue.length(), 3, "one has left the queue: the one that runs");
     queue.signal_all(Signal::SIGCONT);
-    eventually(LONG, "the first one waits again, like the others", || queue.asleep() == 3);
+    eventually(LONG, "the first one waits again, like the others", || queue.length() == 3);
     std::fs::write(&gate, "").expect("the gate opens");
-    queue.end().in_order([1, 0, 2, 3]).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
+    queue.end().in_order([1, 2, 3, 0]).without_gap(freed_at, UNUSED + ALLOWANCE);
 });
 
-/// Kills the first waiters just as the first of them is granted the lock: after the server has notified them, and before they could act.
-/// The others run soon enough.
+// One that is stopped for a moment, before, while and after the lock is handed to it, has kept its place, or starts nothing after its lease.
+on_every_lease_store!(a_waiter_is_stopped_around_its_turn, |store| {
+    for moment in [-40, -20, -10, -5, 0, 2, 5, 10, 20, 40] {
+        let store = &store.another();
+        let holder = Holder::new(store, "around");
+        let mut queue = Queue::new(store, "around").with(&["--ttl", "1s"]);
+        queue.join(2);
+        let before = |moment: i64| Duration::from_millis(moment.unsigned_abs());
+        if moment < 0 {
+            queue.stop(0..1);
+            thread::sleep(before(moment));
+            holder.end();
+        } else {
+            holder.end();
+            thread::sleep(before(moment));
+            queue.waiter(0).signal(Signal::SIGSTOP);
+        }
+        eventually(LONG, "the second one runs", || queue.begun().iter().any(|tag| tag == "1"));
+        queue.signal_all(Signal::SIGCONT);
+        queue.end().in_any_order(0..2);
+    }
+});
+
+/// Kills the first waiters just as the lock is handed to the first of them: after the server has woken it, and before it could act. The
+/// others run soon enough.
 #[track_caller]
-fn die_when_granted(store: &Store, dead: usize, limit: Duration) {
-    let holder = Holder::new(store, "granted");
-    let mut queue = Queue::new(store, "granted");
+fn die_when_handed_the_lock(store: &Store, dead: usize) {
+    let holder = Holder::new(store, "handed");
+    let mut queue = short_places(store, "handed");
     queue.join(dead + 4);
     queue.stop(0..dead);
     let freed_at = now();
@@ -103,68 +133,35 @@ fn die_when_granted(store: &Store, dead: usize, limit: Duration) {
     for number in 0..dead {
         queue.kill(number);
     }
-    queue.end().in_order(dead..dead + 4).without_gap(freed_at, limit + ALLOWANCE);
+    queue.end().in_order(dead..dead + 4).without_gap(freed_at, UNUSED + ALLOWANCE);
 }
 
-// "2 s for a grant nobody claims": also if the waiter dies between the grant and its claim.
-on_every_lease_store!(a_waiter_dies_with_the_lock_granted, |store| {
-    die_when_granted(store, 1, UNCLAIMED);
-});
-
-// The same if several die with it, as when the machine on which they wait fails, among them those that were to check whether the lock is
-// claimed. No waiter is passed over because of them.
-on_every_lease_store!(many_die_with_the_lock_granted, |store| {
-    for dead in [5, 6, 7, 8, 9, 12] {
-        // Behind a pooler only their silence shows that they are dead: it is noticed for seven at a time.
-        let times = if store.as_pooled().is_some() && dead > 7 { 2 } else { 1 };
-        die_when_granted(&store.another(), dead, UNCLAIMED * times);
+// "A dead waiter costs what a dead holder costs", also with its neighbours, as when the machine on which they wait fails.
+on_every_lease_store!(waiters_die_when_the_lock_is_handed_to_them, |store| {
+    for dead in [1, 3, 6, 12] {
+        die_when_handed_the_lock(&store.another(), dead);
     }
 });
 
-// Also if the first in the queue are known to be dead, so that waiters are asked that are behind all those usually read.
-on_postgres!(many_die_behind_those_that_are_known_to_be_dead, |store, postgres| {
-    let holder = Holder::new(store, "granted");
-    let mut queue = Queue::new(store, "granted");
-    queue.join(16 + 10 + 4);
-    queue.settles();
-    for number in 0..16 {
-        queue.kill(number);
-    }
-    queue.stop(16..16 + 10);
-    let freed_at = now();
-    holder.end();
-    for number in 16..16 + 10 {
-        queue.kill(number);
-    }
-    queue.end().in_order(26..30).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
-});
-
-// "A crash frees it within ttl + 1 s", and "a waiter that died keeps the others from a lock that is free for 2 s at most": also if the
-// first waiters die with the holder, as when the machine on which they wait fails.
+// "However many others died with it": the holder and the first waiters die together.
 on_every_lease_store!(the_holder_and_the_first_waiters_die, |store| {
-    const TTL: Duration = Duration::from_secs(3);
-    let call =
-        Lockrun::new(store).key("machine").args(["--ttl", "3s", "--kill-after", "500ms", "--store-timeout", "1s"]);
+    let options = ["--ttl", "4s", "--kill-after", "500ms", "--store-timeout", "600ms"];
+    let call = Lockrun::new(store).key("machine").args(options);
     let mut holder = Holder::with(&call, &[]);
-    let mut queue = Queue::new(store, "machine");
+    let mut queue = Queue::new(store, "machine").with(&options);
     queue.join(12 + 3);
     let killed_at = now();
     holder.run().kill_everything();
     for number in 0..12 {
         queue.kill(number);
     }
-    // The first of them is granted the lock. Behind a pooler only their silence shows that they are dead: it is noticed for seven at a
-    // time.
-    let rounds = if store.as_pooled().is_some() { 2 } else { 1 };
-    let limit = TTL + Duration::from_secs(1) + UNCLAIMED * rounds + ALLOWANCE;
-    queue.end().in_order(12..15).without_gap(killed_at, limit);
+    queue.end().in_order(12..15).without_gap(killed_at, UNUSED + ALLOWANCE);
 });
 
 // The same where a lease ends sooner than the waiters knew, and the first waiters have died.
 on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |store| {
-    const TTL: Duration = Duration::from_secs(1);
     let ours = token(store, "shorter", &["--ttl", "1h"]);
-    let mut queue = Queue::new(store, "shorter");
+    let mut queue = short_places(store, "shorter");
     queue.join(6);
     queue.settles();
     for number in 0..5 {
@@ -172,43 +169,16 @@ on_every_lease_store!(the_first_waiters_have_died_when_a_lease_is_shortened, |st
     }
     let shortened_at = now();
     renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
-    queue.end().in_order(5..6).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
+    queue.end().in_order(5..6).without_gap(shortened_at, UNUSED + ALLOWANCE);
 });
 
-// Also if more of them have died than are usually read, a moment ago or so long ago that they have missed a look.
-on_redis!(very_many_have_died_when_a_lease_is_shortened, |store, redis| {
-    const TTL: Duration = Duration::from_secs(1);
-    let _turn = crowd::turn();
-    for (count, alive, have_missed_looks) in [(36, 35, false), (37, 35, true)] {
-        let store = &store.another();
-        let redis = store.as_redis().expect("a server");
-        let ours = token(store, "shorter", &["--ttl", "1h"]);
-        let mut queue = Queue::new(store, "shorter");
-        queue.join(count);
-        queue.settles();
-        let heartbeats = redis_keys::heartbeats("shorter");
-        let waiters = redis.ask(&["ZRANGE", &redis_keys::queue("shorter"), "0", "-1"]);
-        for number in (0..count).filter(|number| *number != alive) {
-            queue.kill(number);
-            if have_missed_looks {
-                // As if more time had passed than there is between two looks.
-                redis.ask(&["ZINCRBY", &heartbeats, "-15000", waiters.list()[number].text()]);
-            }
-        }
-        let shortened_at = now();
-        renew(store, "shorter", &ours, &["--ttl", "1s"]).exited(0).silent();
-        queue.end().in_order([alive]).without_gap(shortened_at, TTL + UNCLAIMED + ALLOWANCE);
-    }
-});
-
-// "A waiter that died, wherever in the queue": also if the waiters of two machines alternate, and one machine was cut off before the lock
-// was released.
+// The waiters of two machines alternate, and one machine was cut off before the lock was released.
 on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     let proxy = store.proxy();
     let holder = Holder::new(store, "turns");
     let mut queue = Queue::new(store, "turns");
     for number in 0..8 {
-        queue = queue.by(&if number % 2 == 0 { proxy.url() } else { store.url() });
+        queue = queue.by(&if number % 2 == 0 { proxy.url() } else { store.url() }).with(&SHORT);
         queue.join_and_hear(1);
     }
     queue.settles();
@@ -219,33 +189,44 @@ on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     let ran = Record::read(&queue.written());
     proxy.set(Mode::Pass);
     queue.all_end();
-    ran.in_order([1, 3, 5, 7]).without_gap(freed_at, UNCLAIMED + ALLOWANCE);
+    ran.in_order([1, 3, 5, 7]).without_gap(freed_at, UNUSED + ALLOWANCE);
 });
 
-// Also if its neighbours die with it, as they do if they run on one machine.
-on_every_lease_store!(neighbours_die_with_the_lock_granted, |store| {
-    die_when_granted(store, 3, UNCLAIMED);
+// "A wake-up that comes late is judged by H alone": one that comes after the lease has ended starts nothing beside the next run.
+on_every_lease_store!(a_wake_up_comes_after_the_lease, |store| {
+    let proxy = store.proxy();
+    let holder = Holder::new(store, "late");
+    // No lease of etcd is shorter than 2 s.
+    let (ttl, delay) = if store.as_etcd().is_some() { ("2s", 3000) } else { ("1s", 1500) };
+    let short = ["--ttl", ttl];
+    let mut queue = Queue::through(&proxy.url(), store, "late").with(&short);
+    queue.join(1);
+    queue = queue.by(&store.url()).with(&short).doing("sleep 2");
+    queue.join(1);
+    proxy.set(Mode::Delay(Duration::from_millis(delay)));
+    holder.end();
+    queue.have_begun(&["1"]);
+    proxy.set(Mode::Pass);
+    queue.end().in_order([1, 0]);
 });
 
-// Also if it and others are stopped and the server does not notice, since the kernel still accepts their mail: the first and the second,
-// more than half of all, and all but the last. They keep their places.
-on_every_lease_store!(neighbours_are_stopped_with_the_lock_granted, |store| {
+// Others are stopped, too, and the server does not notice: the first and the second, more than half of all, and all but the last.
+on_every_lease_store!(neighbours_are_stopped_when_the_lock_is_handed_over, |store| {
     for still in [0..2, 0..5, 0..7] {
         let store = &store.another();
         let holder = Holder::new(store, "still");
-        let mut queue = Queue::new(store, "still");
+        let mut queue = short_places(store, "still");
         queue.join(8);
         queue.stop(still.clone());
         let freed_at = now();
         holder.end();
         eventually(LONG, "the others have run", || queue.begun().len() == 8 - still.len());
-        assert_eq!(queue.length(), still.len());
         queue.signal_all(Signal::SIGCONT);
         let record = queue.end();
         let others: Vec<String> = (still.end..8).map(|number| number.to_string()).collect();
         record.first_in_order(&others);
         let gap = record.0[0].began.saturating_sub(freed_at);
-        in_time(gap, UNCLAIMED + ALLOWANCE, &format!("nobody ran when {still:?} stood still"));
+        in_time(gap, UNUSED + ALLOWANCE, &format!("nobody ran when {still:?} stood still"));
     }
 });
 
@@ -272,16 +253,6 @@ on_every_lease_store!(connections_are_reset_while_waiting, |store| {
         let connections = proxy.connections();
         proxy.set(Mode::Reset);
         eventually(LONG, "all have tried again", || proxy.connections() >= connections + 30);
-        proxy.set(Mode::Pass);
-    });
-});
-
-// The same in an outage that is longer than their usual silence, but not longer than their patience.
-on_redis!(an_outage_of_half_a_minute_costs_no_place, |store, redis| {
-    const OUTAGE: Duration = Duration::from_secs(35);
-    keep_their_places(store, |proxy| {
-        proxy.set(Mode::Reset);
-        thread::sleep(OUTAGE);
         proxy.set(Mode::Pass);
     });
 });

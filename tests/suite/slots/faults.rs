@@ -14,8 +14,9 @@ use crate::support::slots::{SharedRecord, Slot, TELL, tell_and_wait_for};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Queue, Store, eventually, processes};
 
-/// How long a slot may be unused because a waiter that was granted it does not claim it.
-const UNCLAIMED: Duration = Duration::from_secs(2);
+/// The place of waiters some of which die, and for how long the dead may keep a slot unused.
+const SHORT: [&str; 4] = ["--ttl", "4s", "--slots", "3"];
+const UNUSED: Duration = Duration::from_secs(4 + 1);
 
 /// The extra time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_millis(1500);
@@ -66,10 +67,10 @@ on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
     }
 });
 
-// "Skips dead ones", even several at once among those whose turn has come: no slot is unused for long.
-on_every_store!(waiters_that_were_killed_are_skipped, |store| {
+// "However many died": even several at once among those whose turn has come, no slot is unused for longer than one lease.
+on_every_store!(waiters_that_were_killed_cost_one_lease, |store| {
     let held = take(&call(store, "3"), 3);
-    let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
+    let mut queue = Queue::new(store, "faults").with(&SHORT).doing(&tell_and_wait_for(3));
     queue.join(8);
     for number in [0, 2, 3] {
         queue.kill(number);
@@ -80,15 +81,14 @@ on_every_store!(waiters_that_were_killed_are_skipped, |store| {
     queue.nothing_is_left();
     for number in [1, 4, 5] {
         let took = record.run(number).began.saturating_sub(freed_at);
-        in_time(took, UNCLAIMED + ALLOWANCE, &format!("{number} has waited"));
+        in_time(took, UNUSED + ALLOWANCE, &format!("{number} has waited"));
     }
 });
 
-// "A waiter that died keeps the others from a slot that is free for 2 s at most": also while the holders of the other slots keep renewing
-// their leases.
-on_every_lease_store!(a_waiter_that_was_killed_is_skipped_while_others_renew, |store| {
+// The same while the holders of the other slots keep renewing their leases.
+on_every_lease_store!(a_waiter_that_was_killed_costs_one_lease_while_others_renew, |store| {
     let mut held = take(&call(store, "4").args(["--renew-every", "200ms"]), 4);
-    let mut queue = Queue::new(store, "faults").with(&["--slots", "4"]).doing(TELL);
+    let mut queue = Queue::new(store, "faults").with(&["--ttl", "4s", "--slots", "4"]).doing(TELL);
     queue.join(2);
     queue.kill(0);
     let freed_at = now();
@@ -97,13 +97,13 @@ on_every_lease_store!(a_waiter_that_was_killed_is_skipped_while_others_renew, |s
     held.into_iter().for_each(Slot::end);
     queue.nothing_is_left();
     let took = record.run(1).began.saturating_sub(freed_at);
-    in_time(took, UNCLAIMED + ALLOWANCE, "the next one has waited");
+    in_time(took, UNUSED + ALLOWANCE, "the next one has waited");
 });
 
-// "2 s for a grant nobody claims": waiters that die between the grant of their slots and their claims.
-on_every_lease_store!(waiters_die_with_slots_granted, |store| {
+// The same for waiters that die just when the slots are handed to them.
+on_every_lease_store!(waiters_die_when_slots_are_handed_to_them, |store| {
     let held = take(&call(store, "3"), 3);
-    let mut queue = Queue::new(store, "faults").with(&["--slots", "3"]).doing(&tell_and_wait_for(3));
+    let mut queue = Queue::new(store, "faults").with(&SHORT).doing(&tell_and_wait_for(3));
     queue.join(7);
     queue.stop([0, 1]);
     let freed_at = now();
@@ -114,16 +114,16 @@ on_every_lease_store!(waiters_die_with_slots_granted, |store| {
     queue.nothing_is_left();
     for number in [2, 3, 4] {
         let took = record.run(number).began.saturating_sub(freed_at);
-        in_time(took, UNCLAIMED + ALLOWANCE, &format!("{number} has waited"));
+        in_time(took, UNUSED + ALLOWANCE, &format!("{number} has waited"));
     }
 });
 
-// "Each has a slot number that no other holder has": also a waiter that was stopped when it was granted a slot, which has been handed off
-// by the time it is continued.
-on_every_lease_store!(a_slot_that_was_not_claimed_is_not_had_later, |store| {
+// "Each has a slot number that no other holder has": also a waiter that was stopped when a slot was handed to it, which another one has by
+// the time it is continued.
+on_every_lease_store!(a_slot_that_was_lost_is_not_had_later, |store| {
     let mut held = take(&call(store, "2"), 2);
     let gate = Gate::new();
-    let mut queue = Queue::new(store, "faults").with(&["--slots", "2"]).doing(&gate.tell_and_wait());
+    let mut queue = Queue::new(store, "faults").with(&["--ttl", "4s", "--slots", "2"]).doing(&gate.tell_and_wait());
     queue.join(2);
     queue.stop([0]);
     held.remove(0).end();

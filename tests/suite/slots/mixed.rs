@@ -11,8 +11,8 @@ use crate::support::slots::{SharedRecord, Slot, TELL};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Queue, Store, eventually};
 
-/// How long a slot may be unused because those whose turn it is have fallen silent.
-const UNUSED: Duration = Duration::from_secs(2);
+/// For how long a slot may be unused because those whose turn it is have fallen silent, with a `--ttl` of 4 s.
+const UNUSED: Duration = Duration::from_secs(4 + 1);
 
 /// The time that a busy machine may need to start and run a few programs.
 const ALLOWANCE: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ on_every_store!(the_first_waiter_is_not_overtaken, |store| {
 // "A wait that is cut short leaves the queue", and waiters behind it that allow more holders wait no longer.
 on_every_store!(those_behind_go_on_when_the_first_one_leaves, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
-        let (holder, mut queue) = wait_behind_an_exclusive_waiter(store, &[]);
+        let (holder, mut queue) = wait_behind_an_exclusive_waiter(store, &["--ttl", "4s"]);
         if signal == Signal::SIGKILL {
             queue.kill(0);
         } else {
@@ -115,12 +115,12 @@ on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
 });
 
 /// Queues waiters behind a holder, first `alone` of them that want to be alone and then some that do not, and makes the first `silent` of
-/// them fall silent: the next one is kept from its slot for 2 s at most.
+/// them fall silent: the next one is kept from its slot for one lease and a second at most.
 #[track_caller]
 fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
     let store = &store.another();
     let holder = Slot::take(&call(store, "3"));
-    let mut queue = Queue::new(store, "mixed");
+    let mut queue = Queue::new(store, "mixed").with(&["--ttl", "4s"]);
     queue.join(alone);
     let mut queue = queue.with(&["--slots", "3"]).doing(TELL);
     queue.join(silent + 2 - alone);
@@ -136,8 +136,8 @@ fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silen
     drop(queue.all_end());
 }
 
-// "A waiter that died, wherever in the queue, keeps the others from a slot that is free for 2 s at most; so does one that is stopped":
-// several of them together, among them the one that would have noticed.
+// "A waiter that lets its place run out has lost it", wherever in the queue: several of them together are stopped, among them those that would
+// have noticed.
 on_every_lease_store!(those_behind_go_on_when_the_first_ones_are_stopped, |store| {
     for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
         the_next_one_runs_when(store, alone, silent, |queue| queue.stop(0..silent));
@@ -165,15 +165,14 @@ fn twelve_behind_one_that_lives(store: &Store) -> (Slot, Queue<'_>) {
 // "In turn": a living waiter that wants to be alone keeps its place for as long as it has to wait.
 on_every_lease_store!(a_living_waiter_is_not_passed_over, |store| {
     let (holder, mut queue) = twelve_behind_one_that_lives(store);
-    // A waiter that gets no processor for half a second is taken to be stopped.
     stays_in_time_for(Duration::from_secs(10), "the first one is not passed by", || queue.begun().is_empty());
     holder.end();
     drop(queue.all_end());
 });
 
-// "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when it claims the lock, however late, although the next
-// waiter, which does not, could hold it at the same time.
-on_every_lease_store!(an_exclusive_waiter_claims_before_the_next_one, |store| {
+// "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when the lock is handed to it, however late it hears of
+// that, although the next waiter, which does not, could hold it at the same time.
+on_every_lease_store!(an_exclusive_waiter_is_alone_before_the_next_one, |store| {
     let proxy = store.proxy();
     let holder = Slot::take(&call(store, "3"));
     let mut queue = Queue::through(&proxy.url(), store, "mixed");
@@ -181,8 +180,7 @@ on_every_lease_store!(an_exclusive_waiter_claims_before_the_next_one, |store| {
     let mut queue = queue.by(&store.url()).with(&["--slots", "3"]).doing(TELL);
     queue.join(1);
     queue.settles();
-    // On etcd it may be called just then, and has 0.4 s to answer, in two round trips.
-    proxy.set(Mode::Delay(Duration::from_millis(if store.as_etcd().is_some() { 100 } else { 300 })));
+    proxy.set(Mode::Delay(Duration::from_millis(300)));
     holder.end();
     let ran = queue.all_end();
     queue.nothing_is_left();

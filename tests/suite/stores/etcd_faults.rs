@@ -9,12 +9,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::hand::{acquire, break_lock, holders, is_held, release, renew, token};
-use crate::support::processes::send;
 use crate::support::proxy::Mode;
 use crate::support::tls::Certificates;
-use crate::support::{
-    Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, memory, stays_true_for, witness,
-};
+use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Output, Queue, Store, eventually, stays_true_for};
 
 fn run(url: &str) -> Output {
     Lockrun::at(url).key("k").command(["echo", "ran"]).run()
@@ -178,122 +175,7 @@ fn very_many_holders_are_broken() {
     assert!(!is_held(&store, "k"));
 }
 
-// "A waiter that died, wherever in the queue": when the first one is passed over, all behind it are called at once, also those that thereby
-// come near the head of the queue.
-#[test]
-fn all_behind_one_that_is_passed_over_are_called() {
-    let store = Store::Etcd(Etcd::of(1));
-    let etcd = store.as_etcd().expect("it is one");
-    let holder = Holder::new(&store, "k");
-    let mut queue = Queue::new(&store, "k");
-    queue.join(14);
-    queue.stop(0..13);
-    holder.end();
-    let mut rows = Vec::new();
-    eventually(LONG, "the first one is passed over", || {
-        rows = etcd.rows("k").iter().map(|row| serde_json::from_str(&row.value).expect("JSON")).collect::<Vec<Value>>();
-        rows[0]["waiter"]["is_unresponsive"] == true
-    });
-    let is_called = |row: &Value| row["waiter"]["is_unresponsive"] == true || row["called"].is_u64();
-    assert!(rows[..13].iter().all(is_called), "{rows:?}");
-    queue.signal_all(Signal::SIGCONT);
-    drop(queue.end());
-}
-
-// The clocks of two machines differ, and etcd counts whole seconds. A waiter recognizes that the run for which it waits has ended even if,
-// by the run's own clock, it ended before the waiter saw it.
-#[test]
-fn a_run_that_ends_by_a_slow_clock() {
-    let store = Store::Etcd(Etcd::of(1));
-    let etcd = store.as_etcd().expect("it is one");
-    run(&store.url()).exited(0);
-    token(&store, "k", &["--ttl", "10m"]);
-    let mut queue = Queue::new(&store, "k");
-    queue.join(1);
-    queue.settles();
-    let lives = etcd.lives("k");
-    etcd.edit("k", |state| {
-        state.as_object_mut().expect("an object").remove("holders");
-        // As its release would have written it.
-        let fence = state["fence"].as_u64().expect("a number");
-        state["lost_unix_ms"] = json!(fence + 1);
-    });
-    for life in lives {
-        etcd.delete(&life.key);
-    }
-    queue.end().in_order(0..1);
-}
-
-// The same if the clock of an earlier run was ahead when it ended.
-#[test]
-fn a_run_that_ends_after_one_by_a_fast_clock() {
-    let store = Store::Etcd(Etcd::of(1));
-    let etcd = store.as_etcd().expect("it is one");
-    run(&store.url()).exited(0);
-    etcd.edit("k", |state| {
-        let ended = state["last"]["ended_unix_ms"].as_u64().expect("a time");
-        state["last"]["ended_unix_ms"] = json!(ended + 3_600_000);
-    });
-    let held = token(&store, "k", &["--ttl", "10m"]);
-    let mut queue = Queue::new(&store, "k");
-    queue.join(2);
-    // A waiter that is granted the lock does not check whether the run has ended.
-    queue.stop(0..1);
-    release(&store, "k", &held).exited(0);
-    eventually(LONG, "the second one has run", || queue.begun() == ["1"]);
-    queue.signal_all(Signal::SIGCONT);
-    drop(queue.end());
-}
-
-// "Deleted by hand": first the record alone, so that only the fact that the holder lives is known. The waiter remembers what it has seen
-// before, and waits for as long as the command may run.
-#[test]
-fn a_record_is_deleted_and_then_the_rest() {
-    let store = Store::Etcd(Etcd::of(1));
-    let etcd = store.as_etcd().expect("it is one");
-    let (proxy, records) = (store.proxy(), memory::directory());
-    let record = records.path().join("record");
-    let terms = ["--ttl", "12s", "--kill-after", "500ms"];
-    let old = Lockrun::at(&proxy.url()).key("k").args(terms).command(witness::command(&record, "old", &[]));
-    let mut old = old.spawn();
-    old.wait_for_line("ready");
-    let next = Lockrun::new(&store).key("k").args(["--wait", "-v"]).command(witness::command(&record, "next", &[]));
-    let mut next = next.spawn();
-    next.wait_for_stderr("waiting");
-    proxy.set(Mode::Swallow);
-    etcd.delete_record("k");
-    etcd.hang_up();
-    eventually(LONG, "the waiter has looked", || etcd.requests() > 0);
-    etcd.lives("k").iter().for_each(|life| etcd.delete(&life.key));
-    witness::begins_after_the_other(next, &record);
-}
-
-// A waiter claims the lock by what its row says about the record. If the record has changed since, it is not overwritten.
-#[test]
-fn a_record_is_changed_between_grant_and_claim() {
-    let store = Store::Etcd(Etcd::of(1));
-    let etcd = store.as_etcd().expect("it is one");
-    let holder = Holder::new(&store, "k");
-    let mut queue = Queue::new(&store, "k").doing("echo $LOCKRUN_FENCE >&2");
-    queue.join(1);
-    queue.stop(0..1);
-    let guardians = queue.waiter(0).processes();
-    let signal = |signal| guardians.iter().for_each(|pid| send(*pid, signal));
-    signal(Signal::SIGSTOP);
-    holder.end();
-    let row = || serde_json::from_str::<Value>(&etcd.rows("k")[0].value).expect("JSON");
-    eventually(LONG, "the lock is granted to the waiter", || row()["record"].is_object());
-    let mut fence = 0;
-    etcd.edit("k", |state| {
-        fence = state["fence"].as_u64().expect("a number") + 1_000_000_000;
-        state["fence"] = json!(fence);
-    });
-    signal(Signal::SIGCONT);
-    let output = queue.take(0).wait();
-    assert_eq!(output.exited(0).stderr().trim(), (fence + 1).to_string());
-}
-
-// A transaction of etcd has at most 128 operations. However many waiters could have the lock at once, it is granted to some of them at a
+// A transaction of etcd has at most 128 operations. However many waiters can have the lock at once, it is handed to some of them at a
 // time.
 #[test]
 fn more_can_have_the_lock_than_a_transaction_holds() {

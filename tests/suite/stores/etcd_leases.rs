@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::hand::{is_held, release, token, until_waiting};
 use crate::support::processes::send;
 use crate::support::proxy::Mode;
-use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually};
+use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
 // "A lock is free when its lease ends": a lease that was revoked by hand lasts until the end in the record, even if that was written by a
 // member whose clock is ahead.
@@ -47,28 +47,27 @@ fn a_lease_is_replaced_while_status_asks() {
     assert!(left.is_some_and(|left| left > 500_000), "{status}");
 }
 
-// "Places survive": a waiter shows that it is alive also while its other requests fail.
+// "A keep-alive counts only between two reads": a waiter whose watch fails keeps its place by it, in the same row and on the same lease.
 #[test]
-fn a_waiter_keeps_its_place_while_its_requests_fail() {
-    for request in ["/v3/watch", "/v3/kv/txn"] {
-        let store = Store::Etcd(Etcd::of(1));
-        let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
-        let holder = Holder::new(&store, "k");
-        let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v"]).command(["echo", "ran"]);
-        let mut waiter = call.spawn();
-        waiter.wait_for_stderr("waiting");
-        // Its watch may be open already.
-        proxy.set(Mode::Reset);
-        let before = proxy.connections();
-        eventually(LONG, "it has lost its connections", || proxy.connections() > before);
-        proxy.set(Mode::CloseAt(request));
-        let before = etcd.kept_alive();
-        eventually(LONG, "it renews the lease of its row", || etcd.kept_alive() > before);
-        assert!(!waiter.has_ended(), "{}", waiter.stderr());
-        proxy.set(Mode::Pass);
-        holder.end();
-        waiter.wait().exited(0).printed("ran\n");
-    }
+fn a_waiter_keeps_its_place_while_its_watch_fails() {
+    let store = Store::Etcd(Etcd::of(1));
+    let (etcd, proxy) = (store.as_etcd().expect("it is one"), store.proxy());
+    let holder = Holder::new(&store, "k");
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--ttl", "3s"]).command(["echo", "ran"]);
+    let mut waiter = call.spawn();
+    waiter.wait_for_stderr("waiting");
+    let row = || etcd.rows("k").pop().map(|row| (row.key, row.lease));
+    let joined = row();
+    // Its watch may be open already.
+    proxy.set(Mode::Reset);
+    let before = proxy.connections();
+    eventually(LONG, "it has lost its connections", || proxy.connections() > before);
+    proxy.set(Mode::CloseAt("/v3/watch"));
+    stays_true_for(Duration::from_secs(6), "it keeps its place", || row() == joined);
+    assert!(!waiter.has_ended(), "{}", waiter.stderr());
+    proxy.set(Mode::Pass);
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
 }
 
 // A waiter whose attempt to join took so long that the lease of its row has ended tries again with another one.

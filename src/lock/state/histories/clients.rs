@@ -18,62 +18,61 @@ fn slots_of(mode: Mode) -> u32 {
 
 impl History {
     pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, on_held: OnHeld) {
-        if self.is_forgotten(client) {
-            if self.believes(&self.clients[client]) {
-                self.has_looked = false;
-                return;
-            }
-            self.gone(client);
-        }
         let name = self.name(client);
         let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
         let leased = !self.on_files || by_hand;
         let place = self.state.waiters.iter().position(|waiter| waiter.token == claim.token);
         // A waiter that now wants another mode joins again.
         let place = place.filter(|place| self.state.waiters[*place].mode == claim.mode);
-        let before = place.map(|place| self.state.waiters[place].clone());
         let ahead = self.state.waiters[..place.unwrap_or(self.state.waiters.len())].to_vec();
         let ahead: Vec<_> = ahead.into_iter().filter(|waiter| waiter.token != claim.token).collect();
         let mut holders = self.state.holders.iter();
-        let own = holders.find(|it| it.token == claim.token && self.ends(it) > self.now());
-        let is_refused = own.is_some_and(|own| ![Mode::EXCLUSIVE, claim.mode].contains(&own.mode));
-        let seen = self.clients[client].seen.take().filter(|_| on_held != OnHeld::Leave);
-        let beside = self.held_beside(client, seen.as_ref());
-        let request = Ask { leased, on_held, seen: seen.as_ref(), ..ask(&claim) };
+        let own = holders.find(|it| it.token == claim.token && self.ends(it) > self.now()).cloned();
+        let is_refused = own.as_ref().is_some_and(|own| ![Mode::EXCLUSIVE, claim.mode].contains(&own.mode));
+        let beside = self.held_beside(client);
+        let request = Ask { leased, on_held, ..ask(&claim) };
         let answer = self.apply(|state, world| state.acquire(&request, world).expect("a fence is left"));
         let is_new = !self.believes(&self.clients[client]);
         match answer {
             Acquired::Mine { fence, slot, leased } => {
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
                 assert!(!is_refused, "it holds the lock otherwise");
-                let mode = mode(slots);
+                // One to which the lock was handed learns it only now.
+                let mode = own.as_ref().map_or(mode(slots), |own| own.mode);
                 if is_new {
                     assert!(matches!(mode, Mode::Slots(slots) if slot < slots) || mode == Mode::Shared && slot > 0);
-                    if before.is_none_or(|waiter| waiter.grant.is_none()) {
+                    if own.is_none() {
                         self.is_not_overtaken(&ahead);
                     }
-                    self.clients[client].by_hand = by_hand;
+                    self.clients[client].by_hand = own.as_ref().map_or(by_hand, |own| own.purpose == Purpose::Hand);
                     self.clients[client].has_value = false;
                 }
-                assert!(!is_new || are_allowed(mode, &beside), "{client} holds it as {mode:?}, beside {beside:?}");
+                let is_allowed = own.is_some() || are_allowed(mode, &beside);
+                assert!(is_allowed, "{client} holds it as {mode:?}, beside {beside:?}");
                 self.acquired(client, fence);
-                let until = if leased { self.promised(client, by_hand) } else { Some(u64::MAX) };
+                let is_fixed = is_new && by_hand && own.as_ref().is_some_and(|own| own.purpose == Purpose::Run);
+                let until = match &own {
+                    // What was handed to a run is not prolonged by hand.
+                    Some(own) if is_fixed => Some(self.ends(own)),
+                    _ if leased => self.promised(client, by_hand),
+                    _ => Some(u64::MAX),
+                };
                 if !leased {
                     self.world.slots.insert(slot);
                 }
                 let client = &mut self.clients[client];
-                (client.is_waiting, client.holds_until) = (false, until);
+                (client.waits, client.holds_until) = (None, until);
                 if is_new {
                     client.slots = slots_of(mode);
                 }
             }
             Acquired::Held { place: None, .. } if is_refused => {}
-            Acquired::Held { first, place, ended_unix_ms } => {
+            Acquired::Held { place, last_fence, .. } => {
                 assert!(is_new, "it has it");
                 assert_eq!(place.is_some(), on_held != OnHeld::Leave);
+                let waits = place.map(|_| Waits { asked_ms: self.now(), last_fence });
                 let client = &mut self.clients[client];
-                (client.is_waiting, client.holds_until) = (place.is_some(), None);
-                client.seen = place.and_then(|_| Seen::after(seen, first.as_ref(), ended_unix_ms));
+                (client.waits, client.holds_until) = (waits, None);
                 // The mode in which it joined counts.
                 client.slots = place.map_or(slots, |place| slots_of(self.state.waiters[place].mode));
             }
@@ -82,6 +81,23 @@ impl History {
                 self.has_looked = false;
             }
             Acquired::NotNeeded { .. } => panic!("it is to run in any case"),
+        }
+    }
+
+    /// The wake-ups of a client arrive. It holds the lock under the lease that its last answer promised, if that has not ended, and
+    /// none of them is from before that answer.
+    pub(super) fn wake_up(&mut self, client: usize) {
+        let name = self.name(client);
+        let sent: Vec<u64> = self.wake_ups.iter().filter(|(to, _)| *to == name).map(|(_, fence)| *fence).collect();
+        for fence in sent {
+            let Some(waits) = self.clients[client].waits.filter(|waits| fence > waits.last_fence) else { continue };
+            let until = waits.asked_ms + TTL * 1000;
+            if until <= self.now() {
+                continue;
+            }
+            self.acquired(client, fence);
+            let client = &mut self.clients[client];
+            (client.waits, client.holds_until, client.by_hand, client.has_value) = (None, Some(until), false, false);
         }
     }
 
@@ -94,7 +110,7 @@ impl History {
 
     pub(super) fn reserve(&mut self, client: usize) {
         let claim = Claim { ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&self.name(client), 1) };
-        if self.believes(&self.clients[client]) || self.clients[client].is_waiting || self.is_forgotten(client) {
+        if self.believes(&self.clients[client]) || self.clients[client].waits.is_some() {
             self.has_looked = false;
             return;
         }
@@ -127,19 +143,20 @@ impl History {
         let renewed = self.apply(|state, world| state.renew(&name, ttl, world));
         assert!(self.state.holders.len() <= holders, "a renewal never creates");
         let holder = self.state.holders.iter().find(|holder| holder.token == name);
-        let is_forgotten = self.is_forgotten(client);
         match renewed {
             Renewed::Mine => {
                 assert!(holder.is_none_or(|holder| holder.revoked_by.is_none()), "what was revoked is not renewed");
                 let ends = holder.map(|holder| self.ends(holder));
                 let client = &mut self.clients[client];
-                let is_its_own = client.holds_until.is_some_and(|until| until > self.world.now.ms);
-                assert!(is_its_own || is_forgotten, "a renewal never creates");
                 assert!(client.by_hand || ends >= client.holds_until, "a command's lease is never shortened");
-                // Nobody knows that a forgotten holder shared the lock.
-                client.holds_until = ends.filter(|_| !is_forgotten);
+                if client.waits.take().is_some() {
+                    // The lock was handed to it, which it learns by this.
+                    (client.by_hand, client.has_value) = (holder.is_some_and(|it| it.purpose == Purpose::Hand), false);
+                    client.slots = holder.map_or(client.slots, |holder| slots_of(holder.mode));
+                }
+                client.holds_until = ends;
             }
-            Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]) || is_forgotten, "it was its own"),
+            Renewed::NotMine(_) => assert!(!self.believes(&self.clients[client]), "it was its own"),
             Renewed::Revoked(_) => {}
         }
     }
@@ -158,9 +175,8 @@ impl History {
         let slot = before.as_ref().filter(|holder| holder.lease.is_none()).map(|holder| holder.slot);
         if released == Released::Retained {
             let ends = self.state.holders.iter().find(|holder| holder.token == name).map(|holder| self.ends(holder));
-            let ends = ends.filter(|_| !self.is_forgotten(client));
             let client = &mut self.clients[client];
-            (client.holds_until, client.by_hand) = (ends, true);
+            (client.holds_until, client.by_hand, client.waits) = (ends, true, None);
             self.world.slots.retain(|taken| Some(*taken) != slot);
         } else {
             assert!(!self.holds_anything(client), "a run that is over leaves nothing");
@@ -178,29 +194,14 @@ impl History {
         self.apply(|state, world| state.revoke(fence.as_ref().map(std::slice::from_ref), &by, at_once, world));
         // A client that has lost the lock does not know it yet; by then another may hold it: `--now` accepts that.
         for (client, held) in held.into_iter().enumerate() {
-            if !self.holds_anything(client) && (held || !self.is_forgotten(client)) {
-                self.clients[client].holds_until = None;
+            if held && !self.holds_anything(client) {
+                (self.clients[client].holds_until, self.clients[client].waits) = (None, None);
             }
-        }
-    }
-
-    pub(super) fn claim_all(&mut self) {
-        self.has_looked = false;
-        for _ in 0..self.clients.len() {
-            let granted = (0..self.clients.len()).find(|client| {
-                let name = token(&self.name(*client));
-                self.state.waiters.iter().any(|waiter| waiter.token == name && waiter.grant.is_some())
-            });
-            let Some(client) = granted else { break };
-            let slots = self.clients[client].slots;
-            self.ask(client, slots, false, OnHeld::Wait { max: None });
-            self.has_looked = true;
         }
     }
 
     /// The client dies. Its number goes to a new client.
     pub(super) fn die(&mut self, client: usize) {
-        self.world.absent.insert(self.name(client), Presence::Gone);
         self.gone(client);
         self.clients[client] = Client { life: self.clients[client].life + 1, ..Client::default() };
     }
@@ -212,17 +213,6 @@ impl History {
             self.world.slots.remove(&holder.slot);
         }
         let Client { life, refused_until, .. } = self.clients[client];
-        let life = life + u32::from(self.is_forgotten(client));
         self.clients[client] = Client { life, refused_until, ..Client::default() };
-    }
-
-    /// The store forgets the holders. A command depends on the lease that its lockrun was promised, not on time added by hand;
-    /// no command depends on a lease by hand.
-    pub(super) fn forget_holders(&mut self) {
-        self.forgotten.extend(self.state.holders.drain(..).map(|holder| holder.token.as_str().to_owned()));
-        let most = self.now() + TTL * 1000;
-        for client in &mut self.clients {
-            client.holds_until = client.holds_until.map(|until| until.min(most)).filter(|_| !client.by_hand);
-        }
     }
 }

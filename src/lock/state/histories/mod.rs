@@ -1,13 +1,13 @@
-//! Random histories: clients wait, claim, renew, release, cancel, fall silent and die, in any order and at any time, with
-//! different numbers of slots and shared locks. The promises hold after each step.
+//! Random histories: clients wait, are woken, renew, release, cancel and die, in any order and at any time, with different numbers
+//! of slots and shared locks. The promises hold after each step.
 //!
-//! What a client believes is kept apart from the state: it has the lock from the reply that says so until the end of the lease
-//! that it was promised. A holder that the store has forgotten is promised little: only what its waiters remember.
+//! What a client believes is kept apart from the state: it has the lock from the reply, or the wake-up, that says so until the end of
+//! the lease that it was promised. A wake-up comes at any time, more than once, or never.
 
 mod clients;
 mod promises;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
@@ -56,19 +56,12 @@ enum Step {
         client: Option<usize>,
         at_once: bool,
     },
-    /// The waiter stops listening, listens again, or dies.
-    Becomes {
-        client: usize,
-        presence: Presence,
-    },
-    /// All grants are claimed at once, as by waiters that are awake.
-    ClaimAll,
+    /// The wake-ups that were sent to the client arrive.
+    WakeUp(usize),
     /// The client dies with its command. Its number goes to a new client.
     Die(usize),
     /// The machine restarts, and its clock with it: all clients are dead.
     Restart,
-    /// The store forgets the holders.
-    ForgetHolders,
 }
 
 /// The state of a client.
@@ -84,11 +77,18 @@ struct Client {
     by_hand: bool,
     /// Whether it has reserved a value, which is its own no matter who holds the lock.
     has_value: bool,
-    is_waiting: bool,
+    /// Its last answer, if that was that it waits.
+    waits: Option<Waits>,
     /// Until when its cancelled request is refused.
     refused_until: u64,
-    /// What it remembers as a waiter.
-    seen: Option<Seen>,
+}
+
+/// What a client knows that was answered that it waits.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    /// When it asked.
+    asked_ms: u64,
+    last_fence: u64,
 }
 
 struct History {
@@ -98,8 +98,8 @@ struct History {
     /// The fences issued, and to whom.
     fences: BTreeMap<u64, String>,
     used: Vec<String>,
-    /// The names of the holders that the store forgot. They request nothing more under these names.
-    forgotten: HashSet<String>,
+    /// The wake-ups that were sent, with their fences.
+    wake_ups: Vec<(String, u64)>,
     /// Whether the kernel holds the locks of runs.
     on_files: bool,
     /// Whether the last step has handed off what is free.
@@ -114,7 +114,7 @@ impl History {
             clients: vec![Client::default(); clients],
             fences: BTreeMap::new(),
             used: Vec::new(),
-            forgotten: HashSet::new(),
+            wake_ups: Vec::new(),
             on_files,
             has_looked: false,
         }
@@ -122,10 +122,6 @@ impl History {
 
     fn name(&self, client: usize) -> String {
         format!("{client}.{}", self.clients[client].life)
-    }
-
-    fn is_forgotten(&self, client: usize) -> bool {
-        self.forgotten.contains(&self.name(client))
     }
 
     fn now(&self) -> u64 {
@@ -141,26 +137,23 @@ impl History {
         // The first of two attempts loses the race to store its state.
         let mut lost = self.state.clone();
         operation(&mut lost, &self.world);
-        let before: Vec<_> = self.state.waiters.clone();
+        let LockState { waiters: before, holders, .. } = self.state.clone();
         let applied = operation(&mut self.state, &self.world);
         assert_eq!(lost, self.state, "the same comes of the same");
         let text = serde_json::to_string(&self.state).expect("is JSON");
         self.state = serde_json::from_str(&text).expect("is a state");
-        self.grants_are_in_order(&before, &applied.granted);
-        self.a_waiter_looks_in_time(applied.look_at_ms);
+        self.is_handed_off_in_order(&before, &applied.woken);
+        self.new_holders_are_allowed(&holders);
+        for holder in self.state.holders.iter().filter(|holder| applied.woken.contains(&holder.token)) {
+            self.wake_ups.push((holder.token.as_str().to_owned(), holder.fence));
+        }
         applied.answer
     }
 
     fn step(&mut self, step: &Step) {
         self.has_looked = !matches!(
             step,
-            Step::Pass(_)
-                | Step::SetWallClock(_)
-                | Step::Becomes { .. }
-                | Step::Die(_)
-                | Step::Restart
-                | Step::Renew { .. }
-                | Step::ForgetHolders
+            Step::Pass(_) | Step::SetWallClock(_) | Step::WakeUp(_) | Step::Die(_) | Step::Restart | Step::Renew { .. }
         );
         match *step {
             Step::Pass(millis) => {
@@ -182,7 +175,6 @@ impl History {
                     self.gone(client);
                 }
             }
-            Step::Cancel { client, .. } if self.is_forgotten(client) => self.has_looked = false,
             Step::Cancel { client, is_in_flight } => {
                 let name = token(&self.name(client));
                 assert!(self.apply(|state, world| state.cancel(&name, None, is_in_flight, world)));
@@ -193,10 +185,7 @@ impl History {
                 }
             }
             Step::Revoke { client, at_once } => self.revoke(client, at_once),
-            Step::Becomes { client, presence } => {
-                self.world.absent.insert(self.name(client), presence);
-            }
-            Step::ClaimAll => self.claim_all(),
+            Step::WakeUp(client) => self.wake_up(client),
             Step::Die(client) => self.die(client),
             Step::Restart => {
                 for client in 0..self.clients.len() {
@@ -205,9 +194,6 @@ impl History {
                 self.world.epoch.push('+');
                 self.world.now.ms = 1000;
             }
-            // A lock that the kernel holds cannot be forgotten.
-            Step::ForgetHolders if self.on_files => {}
-            Step::ForgetHolders => self.forget_holders(),
         }
         self.holds();
     }
@@ -218,7 +204,6 @@ const CLIENTS: usize = 7;
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let client = || 0..CLIENTS;
     let slots = || prop_oneof![3 => Just(1_u32), 2 => 2_u32..=4, 3 => Just(0_u32)];
-    let presence = prop_oneof![3 => Just(Presence::Listening), 2 => Just(Presence::Silent), 1 => Just(Presence::Gone)];
     let step = prop_oneof![
         4 => (0_u64..=2000).prop_map(Step::Pass),
         2 => (0_u64..=TTL * 1200).prop_map(Step::Pass),
@@ -235,11 +220,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(client, is_in_flight)| Step::Cancel { client, is_in_flight }),
         1 => (prop::option::of(client()), any::<bool>())
             .prop_map(|(client, at_once)| Step::Revoke { client, at_once }),
-        3 => (client(), presence).prop_map(|(client, presence)| Step::Becomes { client, presence }),
-        6 => Just(Step::ClaimAll),
+        8 => client().prop_map(Step::WakeUp),
         2 => client().prop_map(Step::Die),
         1 => Just(Step::Restart),
-        1 => Just(Step::ForgetHolders),
     ];
     prop::collection::vec(step, 1..120)
 }

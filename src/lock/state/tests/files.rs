@@ -16,7 +16,7 @@ impl Lock {
 fn a_run_holds_the_lock_for_as_long_as_the_kernel_says() {
     let mut lock = Lock::new();
     assert_eq!(lock.run("a", 1), Some(0));
-    assert_eq!((lock.look_in, lock.state.epoch.as_str()), (None, ""), "it has no lease, and needs no epoch");
+    assert_eq!((lock.ends_in, lock.state.epoch.as_str()), (None, ""), "it has no lease, and needs no epoch");
     lock.pass(1_000_000);
     assert_eq!(lock.run("b", 1), None);
     assert_eq!(lock.renew("a", None), Renewed::Mine);
@@ -53,7 +53,7 @@ fn a_run_may_be_kept_by_a_lease() {
     lock.pass(5000);
     assert_eq!(lock.release("a", keep(lasts(60))), Released::Retained);
     lock.world.slots.clear();
-    assert_eq!((lock.holders(), lock.look_in, lock.state.epoch.as_str()), (vec!["a"], Some(60_000), "one"));
+    assert_eq!((lock.holders(), lock.ends_in, lock.state.epoch.as_str()), (vec!["a"], Some(60_000), "one"));
     assert_eq!(lock.run("b", 1), None);
 }
 

@@ -8,7 +8,7 @@ mod releasing;
 mod revoking;
 mod sequences;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::*;
@@ -26,10 +26,8 @@ pub(in crate::lock::state) struct World {
     pub(in crate::lock::state) epoch: String,
     /// The slots that processes hold in the kernel.
     pub(in crate::lock::state) slots: HashSet<u32>,
-    /// The waiters that are not listening.
-    pub(in crate::lock::state) absent: HashMap<String, Presence>,
-    /// How many waiters may have an unclaimed grant.
-    pub(in crate::lock::state) grants_max: usize,
+    /// To how many waiters one operation may hand the lock.
+    pub(in crate::lock::state) hand_offs_max: usize,
 }
 
 impl Facts for World {
@@ -53,12 +51,8 @@ impl Facts for World {
         !self.slots.contains(&slot)
     }
 
-    fn grants_max(&self) -> usize {
-        self.grants_max
-    }
-
-    fn presence(&self, waiter: &WaiterState) -> Presence {
-        self.absent.get(waiter.token.as_str()).copied().unwrap_or(Presence::Listening)
+    fn hand_offs_max(&self) -> usize {
+        self.hand_offs_max
     }
 }
 
@@ -66,10 +60,10 @@ impl Facts for World {
 struct Lock {
     state: LockState,
     world: World,
-    /// The waiters to which the last operation granted the lock.
-    granted: Vec<String>,
-    /// In how many ms to look again, after the last operation.
-    look_in: Option<u64>,
+    /// The waiters that the last operation woke.
+    woken: Vec<String>,
+    /// In how many ms the next lease ends, after the last operation.
+    ends_in: Option<u64>,
 }
 
 /// The claim of a run named `name` to one of this many slots; with 0 it shares the lock.
@@ -100,7 +94,7 @@ fn who(name: &str) -> Holder {
 }
 
 pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
-    Ask { claim, leased: true, request: None, on_held: OnHeld::Leave, seen: None }
+    Ask { claim, leased: true, request: None, on_held: OnHeld::Leave }
 }
 
 /// The release of a run whose command has exited with 0.
@@ -116,19 +110,13 @@ fn lasts(seconds: u64) -> Ttl {
 
 impl World {
     pub(in crate::lock::state) fn new() -> Self {
-        World {
-            now: Now::unix(START),
-            epoch: "one".into(),
-            slots: HashSet::new(),
-            absent: HashMap::new(),
-            grants_max: usize::MAX,
-        }
+        World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), hand_offs_max: usize::MAX }
     }
 }
 
 impl Lock {
     fn new() -> Self {
-        Lock { state: LockState::default(), world: World::new(), granted: Vec::new(), look_in: None }
+        Lock { state: LockState::default(), world: World::new(), woken: Vec::new(), ends_in: None }
     }
 
     /// Records the result of an operation.
@@ -136,8 +124,8 @@ impl Lock {
         let text = serde_json::to_string(&self.state).expect("is JSON");
         let read: LockState = serde_json::from_str(&text).expect("is a state");
         assert_eq!(read, self.state, "{text}");
-        self.granted = applied.granted.iter().map(|token| token.as_str().to_owned()).collect();
-        self.look_in = applied.look_at_ms.map(|at| at.saturating_sub(self.world.now.ms));
+        self.woken = applied.woken.iter().map(|token| token.as_str().to_owned()).collect();
+        self.ends_in = self.state.next_end().map(|at| at.saturating_sub(self.world.now.ms));
         applied.answer
     }
 
@@ -169,15 +157,6 @@ impl Lock {
         self.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) })
     }
 
-    /// A waiter claims what was granted to it.
-    #[track_caller]
-    fn claim(&mut self, name: &str) {
-        let waiter = self.state.waiters.iter().find(|waiter| waiter.token.as_str() == name).expect("it waits");
-        let claim = Claim { mode: waiter.mode, ..claim(name, 1) };
-        let asked = self.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) });
-        assert_eq!(slot(&asked).map(drop), Some(()), "{name} was granted the lock");
-    }
-
     fn release(&mut self, name: &str, release: Release) -> Released {
         let applied = self.state.release(&token(name), release, false, &self.world);
         self.done(applied)
@@ -204,7 +183,7 @@ impl Lock {
     }
 
     fn waiters(&self) -> Vec<&str> {
-        self.state.living_waiters(&self.world).iter().map(|waiter| waiter.token.as_str()).collect()
+        self.state.waiters_in_force(&self.world).iter().map(|waiter| waiter.token.as_str()).collect()
     }
 
     /// The holder of the last run, and how it ended.

@@ -1,7 +1,6 @@
 //! The queue.
 
 use super::*;
-use crate::lock::state::queue::CLAIM_WINDOW_MS;
 
 /// A lock that `a` holds and the others wait for.
 fn queue(others: &[&str]) -> Lock {
@@ -13,81 +12,112 @@ fn queue(others: &[&str]) -> Lock {
     lock
 }
 
+/// When a waiter looks although nothing wakes it, in ms from now.
+fn looks_in(lock: &Lock, acquired: &Acquired) -> Option<u64> {
+    let Acquired::Held { look_at_ms, .. } = acquired else { panic!("not held: {acquired:?}") };
+    look_at_ms.map(|at_ms| at_ms - lock.world.now.ms)
+}
+
 #[test]
-fn a_release_grants_the_lock_to_the_first_waiter() {
+fn a_release_makes_the_first_waiter_the_holder() {
     let mut lock = queue(&["b", "c"]);
+    lock.pass(5000);
     assert_eq!(lock.release("a", DONE), Released::Free);
-    assert_eq!((&lock.granted[..], lock.look_in), (&["b".to_owned()][..], Some(CLAIM_WINDOW_MS)));
-    assert_eq!(lock.holders(), [""; 0], "it is not a holder before it claims it");
-    assert_eq!(held(&lock.wait("c", 1)), (Some("b"), Some(1)));
-    assert_eq!(held(&lock.acquire("d", 1)), (Some("b"), None), "nobody overtakes");
-    lock.claim("b");
+    assert_eq!(
+        (&lock.woken[..], lock.ends_in),
+        (&["b".to_owned()][..], Some(25_000)),
+        "the lease of its place is the lock's"
+    );
     assert_eq!((lock.holders(), lock.waiters()), (vec!["b"], vec!["c"]));
+    let holder = &lock.state.holders[0];
+    assert_eq!((holder.fence, holder.slot, holder.since_ms), (START + 5000, 0, START + 5000));
+    assert_eq!(held(&lock.wait("c", 1)), (Some("b"), Some(0)));
+    assert_eq!(held(&lock.acquire("d", 1)), (Some("b"), None), "nobody overtakes");
+    // The wake-up may be lost.
+    assert_eq!(lock.wait("b", 1), Acquired::Mine { fence: START + 5000, slot: 0, leased: true });
 }
 
 #[test]
-fn a_grant_that_is_not_claimed_passes_on_and_the_waiter_keeps_its_place() {
+fn a_place_is_as_long_as_the_lease_and_half_a_minute_at_most() {
+    for (ttl, place) in [(Ttl::Lasts(Duration::from_secs(4)), 4000), (lasts(3600), 30_000), (Ttl::None, 30_000)] {
+        let mut lock = queue(&[]);
+        let claim = Claim { ttl, ..claim("b", 1) };
+        let request = Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) };
+        lock.ask(&request);
+        lock.release("a", DONE);
+        assert_eq!(lock.ends_in, Some(place));
+        // Asked again, the holder gets the lease that it wants.
+        lock.ask(&request);
+        assert_eq!(lock.ends_in, ttl.length().map(millis));
+    }
+}
+
+#[test]
+fn a_place_is_lost_unless_its_waiter_asks() {
     let mut lock = queue(&["b", "c"]);
-    lock.release("a", DONE);
-    lock.pass(CLAIM_WINDOW_MS - 1);
-    lock.wait("c", 1);
-    assert_eq!(lock.granted, [""; 0]);
+    lock.pass(20_000);
+    lock.renew("a", None);
+    assert_eq!(held(&lock.wait("c", 1)), (Some("a"), Some(1)));
+    lock.pass(9_999);
+    assert_eq!(held(&lock.wait("c", 1)), (Some("a"), Some(1)));
     lock.pass(1);
-    assert_eq!(slot(&lock.wait("c", 1)), Some(0), "the one behind it has it at once");
-    assert_eq!(held(&lock.wait("b", 1)), (Some("c"), Some(0)));
-    lock.wait("d", 1);
-    lock.release("c", DONE);
-    assert_eq!(lock.granted, ["b"]);
+    assert_eq!(lock.waiters(), ["c"]);
+    assert_eq!(held(&lock.wait("c", 1)), (Some("a"), Some(0)));
+    assert_eq!(held(&lock.wait("b", 1)), (Some("a"), Some(1)), "it has lost its place");
 }
 
 #[test]
-fn an_unresponsive_waiter_is_passed_by_until_it_asks() {
-    let mut lock = queue(&["b", "c", "d"]);
+fn however_many_have_died_the_lock_is_unused_for_one_lease() {
+    let mut lock = queue(&["dead", "dead-too", "dead-as-well", "e"]);
+    lock.pass(20_000);
+    lock.wait("e", 1);
+    // The holder dies, too, or releases the lock to the first of the dead.
+    for releases in [false, true] {
+        let mut lock = Lock { state: lock.state.clone(), world: lock.world.clone(), ..Lock::new() };
+        if releases {
+            lock.release("a", DONE);
+            assert_eq!(lock.holders(), ["dead"]);
+        }
+        lock.pass(9_999);
+        lock.wait("e", 1);
+        assert_eq!(lock.holders(), [if releases { "dead" } else { "a" }]);
+        lock.pass(1);
+        assert_eq!(slot(&lock.wait("e", 1)), Some(0));
+    }
+}
+
+#[test]
+fn the_first_waiters_look_when_a_lease_or_a_place_ends() {
+    let mut lock = queue(&["b", "c", "d", "e", "f"]);
+    let all = ["b", "c", "d", "e", "f"].map(|name| lock.wait(name, 1));
+    let looks = all.each_ref().map(|answer| looks_in(&lock, answer));
+    assert_eq!(looks, [Some(30_000), Some(30_150), Some(30_300), Some(30_450), None]);
+    lock.pass(29_000);
+    lock.renew("a", None);
+    lock.state.waiters[1].ends_ms += 1;
+    lock.pass(999);
+    let look = lock.wait("d", 1);
+    assert_eq!(looks_in(&lock, &look), Some(1 + 300), "the place of b ends before the lease of a");
+}
+
+#[test]
+fn waiters_are_told_of_an_end_before_they_would_ask() {
+    let mut lock = queue(&["b", "c", "d", "e", "f"]);
+    let shorter = Claim { by_hand: true, ttl: lasts(40), ..claim("by-hand", 1) };
     lock.release("a", DONE);
-    lock.pass(CLAIM_WINDOW_MS);
-    lock.claim("c");
-    lock.release("c", DONE);
-    assert_eq!((&lock.granted[..], lock.waiters()), (&["d".to_owned()][..], vec!["b", "d"]));
+    assert_eq!(lock.woken, ["b"], "they ask again before its lease has ended");
+    lock.release("b", Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Kept(lasts(5)) });
+    assert_eq!(lock.woken, ["c", "d", "e", "f"]);
+    lock.pass(5000);
+    for name in ["c", "d", "e", "f"] {
+        lock.wait(name, 1);
+    }
+    lock.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&shorter) });
+    assert_eq!(lock.woken, [""; 0]);
 }
 
 #[test]
-fn a_silent_waiter_is_passed_by_and_a_dead_one_leaves() {
-    let mut lock = queue(&["b", "c", "d"]);
-    lock.world.absent.insert("b".into(), Presence::Gone);
-    lock.world.absent.insert("c".into(), Presence::Silent);
-    lock.release("a", DONE);
-    assert_eq!((&lock.granted[..], lock.waiters()), (&["d".to_owned()][..], vec!["c", "d"]));
-    lock.claim("d");
-    lock.world.absent.clear();
-    lock.release("d", DONE);
-    assert_eq!(lock.granted, ["c"]);
-}
-
-#[test]
-fn the_grant_of_a_dead_waiter_passes_on() {
-    let mut lock = queue(&["b", "c"]);
-    lock.release("a", DONE);
-    lock.world.absent.insert("b".into(), Presence::Gone);
-    assert_eq!(slot(&lock.wait("c", 1)), Some(0));
-}
-
-#[test]
-fn a_waiter_that_asks_is_alive() {
-    let mut lock = queue(&["b"]);
-    lock.world.absent.insert("b".into(), Presence::Gone);
-    assert_eq!(held(&lock.wait("b", 1)), (Some("a"), Some(0)));
-}
-
-#[test]
-fn a_newcomer_overtakes_only_those_that_do_not_listen() {
-    let mut lock = queue(&["b"]);
-    lock.world.absent.insert("b".into(), Presence::Silent);
-    lock.pass(30_000);
-    assert_eq!(slot(&lock.acquire("c", 1)), Some(0));
-}
-
-#[test]
-fn what_is_free_is_granted_to_all_that_it_is_enough_for() {
+fn what_is_free_is_handed_to_all_for_which_it_is_enough() {
     let mut lock = Lock::new();
     for name in ["a", "b", "c"] {
         lock.acquire(name, 3);
@@ -95,27 +125,36 @@ fn what_is_free_is_granted_to_all_that_it_is_enough_for() {
     for name in ["d", "e", "f", "g"] {
         lock.wait(name, 3);
     }
-    lock.pass(30_000);
-    assert_eq!(slot(&lock.wait("d", 3)), Some(0), "who asks has it at once");
-    assert_eq!(lock.granted, ["e", "f"]);
-    lock.claim("f");
-    assert_eq!(lock.state.holders.last().map(|holder| holder.slot), Some(2));
+    lock.pass(29_999);
+    for name in ["d", "e", "f", "g"] {
+        lock.wait(name, 3);
+    }
+    lock.pass(1);
+    assert_eq!(slot(&lock.wait("f", 3)), Some(2), "the request that looks is one of them");
+    assert_eq!(lock.woken, ["d", "e"]);
+    assert_eq!((lock.holders(), lock.waiters()), (vec!["d", "e", "f"], vec!["g"]));
 }
 
 #[test]
-fn only_so_many_grants_are_unclaimed_at_a_time() {
+fn one_operation_hands_the_lock_to_so_many() {
     let mut lock = Lock::new();
-    lock.world.grants_max = 2;
+    lock.world.hand_offs_max = 2;
     lock.acquire("a", 0);
     for name in ["b", "c", "d", "e", "f"] {
         lock.wait(name, 5);
     }
-    lock.release("a", DONE);
-    assert_eq!(lock.granted, ["b", "c"]);
-    lock.claim("b");
-    assert_eq!(lock.granted, ["d"]);
-    lock.claim("c");
-    assert_eq!(lock.granted, ["e"]);
+    let applied = lock.state.release(&token("a"), DONE, false, &lock.world);
+    assert!(applied.is_unfinished);
+    lock.done(applied);
+    assert_eq!(lock.woken, ["b", "c"]);
+    let looked = lock.state.look(&lock.world);
+    assert!(looked.is_unfinished);
+    lock.done(looked);
+    assert_eq!(lock.woken, ["d", "e"]);
+    let looked = lock.state.look(&lock.world);
+    assert!(!looked.is_unfinished);
+    lock.done(looked);
+    assert_eq!((&lock.woken[..], lock.holders().len()), (&["f".to_owned()][..], 5));
 }
 
 #[test]
@@ -124,41 +163,77 @@ fn a_waiter_that_lets_fewer_hold_the_lock_blocks_those_behind_it() {
     lock.acquire("a", 3);
     lock.wait("b", 1);
     lock.wait("c", 3);
-    assert_eq!((lock.granted.len(), slot(&lock.acquire("d", 3))), (0, None));
+    assert_eq!((lock.woken.len(), slot(&lock.acquire("d", 3))), (0, None));
     lock.cancel("b", None, false);
-    assert_eq!(lock.granted, ["c"]);
+    assert_eq!(lock.woken, ["c"]);
 }
 
 #[test]
-fn a_grant_waits_for_one_ahead_that_would_find_too_many() {
-    let mut lock = Lock::new();
-    lock.acquire("a", 3);
-    lock.wait("b", 1);
-    lock.wait("c", 3);
+fn shared_waiters_come_in_together_up_to_the_next_that_is_alone() {
+    let mut lock = queue(&[]);
+    for (name, slots) in [("b", 0), ("c", 0), ("d", 1), ("e", 0)] {
+        lock.wait(name, slots);
+    }
     lock.release("a", DONE);
-    // It must be alone when it starts.
-    assert_eq!(lock.granted, ["b"]);
-    assert_eq!(slot(&lock.wait("c", 3)), None);
-    lock.claim("b");
-    assert_eq!(lock.granted, ["c"]);
+    assert_eq!((&lock.woken[..], lock.holders()), (&["b".to_owned(), "c".to_owned()][..], vec!["b", "c"]));
+    assert_eq!(slot(&lock.acquire("f", 0)), None, "nobody overtakes the one that waits to be alone");
+    lock.release("b", DONE);
+    lock.release("c", DONE);
+    assert_eq!(lock.woken, ["d"]);
 }
 
 #[test]
-fn a_cancelled_waiter_leaves_the_queue_and_its_grant_passes_on() {
+fn a_cancelled_waiter_leaves_the_queue_and_what_was_handed_to_it_passes_on() {
     let mut lock = queue(&["b", "c"]);
     assert!(lock.cancel("c", None, false));
     assert_eq!(lock.waiters(), ["b"]);
     lock.wait("d", 1);
     lock.release("a", DONE);
     assert!(lock.cancel("b", None, false));
-    assert_eq!((&lock.granted[..], lock.waiters()), (&["d".to_owned()][..], vec!["d"]));
+    assert_eq!(
+        (&lock.woken[..], lock.holders(), lock.last().map(|last| last.0)),
+        (&["d".to_owned()][..], vec!["d"], Some("a"))
+    );
 }
 
 #[test]
-fn a_wait_that_has_run_out_leaves_the_queue() {
+fn a_wait_that_has_run_out_leaves_the_queue_and_lets_others_in() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 0);
+    lock.wait("b", 1);
+    lock.wait("c", 0);
+    assert_eq!(held(&lock.acquire("b", 1)), (Some("a"), None));
+    assert_eq!((&lock.woken[..], lock.waiters()), (&["c".to_owned()][..], vec![]));
+}
+
+#[test]
+fn a_waiter_that_wants_another_mode_joins_anew() {
     let mut lock = queue(&["b", "c"]);
-    lock.acquire("b", 1);
-    assert_eq!(lock.waiters(), ["c"]);
+    assert_eq!(held(&lock.wait("b", 2)), (Some("a"), Some(1)));
+}
+
+#[test]
+fn a_full_queue_is_not_joined_and_a_free_lock_is_acquired_all_the_same() {
+    let mut lock = queue(&["b"]);
+    let c = claim("c", 1);
+    let request = Ask { on_held: OnHeld::Wait { max: Some(1) }, ..ask(&c) };
+    assert_eq!(held(&lock.ask(&request)), (Some("a"), None));
+    let b = claim("b", 1);
+    assert_eq!(held(&lock.ask(&Ask { on_held: OnHeld::Wait { max: Some(0) }, ..ask(&b) })), (Some("a"), Some(0)));
+    lock.cancel("b", None, false);
+    lock.cancel("a", None, false);
+    assert_eq!(slot(&lock.ask(&Ask { on_held: OnHeld::Wait { max: Some(0) }, ..ask(&c) })), Some(0));
+}
+
+#[test]
+fn a_waiter_whose_run_is_not_needed_any_more_is_passed_by_and_woken() {
+    let mut lock = queue(&[]);
+    let daily = Claim { once_per: Some(Duration::from_hours(20)), ..claim("b", 1) };
+    lock.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&daily) });
+    lock.wait("c", 1);
+    lock.release("a", DONE);
+    assert_eq!((&lock.woken[..], lock.holders()), (&["b".to_owned(), "c".to_owned()][..], vec!["c"]));
+    assert_eq!(lock.ask(&ask(&daily)), Acquired::NotNeeded { began_unix_ms: START });
 }
 
 #[test]
@@ -202,4 +277,14 @@ fn a_cancel_drops_only_what_this_very_request_obtained() {
     lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
     assert!(lock.cancel("own", Some("1"), false));
     assert_eq!(lock.holders(), [""; 0]);
+    // The same where the lock is handed over.
+    for (second, holds) in [(&one, false), (&two, true)] {
+        lock.acquire("a", 1);
+        for request in [&one, second] {
+            lock.ask(&Ask { request: Some(request), on_held: OnHeld::Wait { max: None }, ..ask(&claim) });
+        }
+        lock.release("a", DONE);
+        assert_eq!(lock.cancel("own", Some("1"), false), !holds);
+        lock.release("own", Release::ByHand);
+    }
 }

@@ -33,28 +33,11 @@ fn a_kept_lock_stays_until_it_is_released_by_hand_and_its_result_stays() {
 }
 
 #[test]
-fn a_kept_lock_that_was_seen_is_not_forgotten_when_it_is_released() {
-    let mut lock = Lock::new();
-    lock.acquire("a", 1);
-    lock.release("a", keep(lasts(60)));
-    lock.pass(1000);
-    let held = lock.state.first_held(lock.world.now, &lock.world);
-    let seen = Seen::after(None, held.as_ref(), lock.state.ended_unix_ms());
-    lock.pass(1000);
-    lock.release("a", Release::ByHand);
-    let claim = claim("b", 1);
-    assert_eq!(
-        slot(&lock.ask(&Ask { seen: seen.as_ref(), on_held: OnHeld::Wait { max: None }, ..ask(&claim) })),
-        Some(0)
-    );
-}
-
-#[test]
 fn a_kept_lock_goes_with_its_lease() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.release("a", keep(lasts(60)));
-    assert_eq!(lock.look_in, Some(60_000));
+    assert_eq!(lock.ends_in, Some(60_000));
     lock.pass(60_000);
     assert_eq!(slot(&lock.acquire("b", 1)), Some(0));
 }
@@ -66,7 +49,7 @@ fn a_kept_lock_whose_release_is_repeated_stays_as_it_is() {
     lock.release("a", keep(lasts(60)));
     lock.pass(1000);
     assert_eq!(lock.release("a", keep(lasts(60))), Released::Retained);
-    assert_eq!((lock.look_in, lock.state.last.as_ref().map(|last| last.ended_unix_ms)), (Some(59_000), Some(START)));
+    assert_eq!((lock.ends_in, lock.state.last.as_ref().map(|last| last.ended_unix_ms)), (Some(59_000), Some(START)));
 }
 
 #[test]
@@ -75,7 +58,7 @@ fn a_lock_is_held_at_least_that_long_from_its_acquisition() {
     lock.acquire("a", 1);
     lock.pass(4000);
     assert_eq!(lock.release("a", at_least(10)), Released::Retained);
-    assert_eq!(lock.look_in, Some(6000));
+    assert_eq!(lock.ends_in, Some(6000));
     lock.pass(6000);
     lock.acquire("b", 1);
     lock.pass(10_000);
@@ -88,7 +71,7 @@ fn a_release_by_hand_frees_what_was_acquired_by_hand() {
     lock.by_hand("a");
     lock.wait("b", 1);
     assert_eq!(lock.release("a", Release::ByHand), Released::Free);
-    assert_eq!((&lock.granted[..], lock.last()), (&["b".to_owned()][..], Some(("a", None))));
+    assert_eq!((&lock.woken[..], lock.last()), (&["b".to_owned()][..], Some(("a", None))));
     assert!(matches!(lock.release("a", Release::ByHand), Released::NotMine(Some(held)) if held.token == token("b")));
 }
 
@@ -124,14 +107,14 @@ fn a_late_release_never_overwrites_how_a_later_run_ended() {
     let ended = lock.state.last.clone();
     lock.pass(1000);
     assert_eq!(lock.release("a", Release::at_once(Ending::Exited(3))), Released::NotMine(None));
-    assert_eq!((&lock.state.last, lock.state.unrecorded_end_unix_ms), (&ended, START + 31_000));
+    assert_eq!(&lock.state.last, &ended);
 }
 
 #[test]
-fn a_run_of_which_nothing_is_known_is_noted_as_lost() {
+fn a_run_of_which_nothing_is_known_is_not_recorded() {
     let mut lock = Lock::new();
     assert_eq!(lock.release("a", DONE), Released::NotMine(None));
-    assert_eq!((lock.last(), lock.state.unrecorded_end_unix_ms), (None, START));
+    assert_eq!(lock.state, LockState::default());
 }
 
 #[test]
@@ -180,7 +163,7 @@ fn only_a_run_that_held_the_lock_until_it_succeeded_is_a_success() {
     assert!(!success(Release::at_once(Ending::Exited(3)), |_| ()), "it has failed");
     assert!(!success(DONE, |lock| lock.pass(30_000)), "its lease has expired");
     assert!(!success(DONE, |lock| drop(lock.revoke(None, false))), "its lease was revoked");
-    assert!(!success(DONE, |lock| lock.state.holders[0].purpose = Purpose::Forgotten), "the store had forgotten it");
+    assert!(!success(DONE, |lock| lock.state.holders[0].purpose = Purpose::Unrecorded), "its record was deleted");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::store::postgres::PostgresStore;
 use crate::store::postgres::connection::Row;
 use crate::store::postgres::failure::Failure;
 
-/// An idle session that the server ends sooner than this, in milliseconds, ends between two heartbeats of a waiter.
+/// An idle session that the server ends sooner than this, in milliseconds, ends between two requests of a waiter.
 const IDLE_AT_LEAST: i64 = 15_000;
 
 /// Checks the connections of all clients. Behind a pooler, they are the pooler's business.
@@ -66,7 +66,7 @@ fn judge(settings: &Settings, row: &Row) -> Diagnostic {
     }
 }
 
-/// Returns a warning if the session of a waiter does not last until its next heartbeat.
+/// Returns a warning if the session of a waiter does not last until its next request.
 fn judge_idleness(settings: &Settings) -> Option<Diagnostic> {
     let ends_after = settings.number("idle_session_timeout").filter(|limit| (1..IDLE_AT_LEAST).contains(limit))?;
     Some(Diagnostic::warn(

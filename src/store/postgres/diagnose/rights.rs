@@ -11,7 +11,7 @@ use crate::store::postgres::schema::Tables;
 use crate::store::postgres::url::Server;
 
 /// The functions that a hand-off or a new waiter calls. Every role may call them, unless that right was revoked.
-const FUNCTIONS: [&str; 3] = ["pg_notify", "pg_logical_emit_message", "pg_stat_get_activity"];
+const FUNCTIONS: [&str; 2] = ["pg_notify", "pg_stat_get_activity"];
 
 /// What the role may do outside of the tables.
 #[derive(Clone, Debug, Default)]

@@ -16,8 +16,6 @@ pub(super) struct Answer {
     /// The holder that it names. The state's answer has all that Redis may name: if several leases are the first to end, at
     /// the same time, each side has its own order.
     pub(super) holder: Vec<HolderSeen>,
-    /// The waiters that were granted the lock, if the answer says.
-    pub(super) granted: Option<Vec<String>>,
 }
 
 /// A holder, as an answer names it.
@@ -28,10 +26,10 @@ pub(super) struct HolderSeen {
     pub(super) ends: Option<u64>,
 }
 
-/// The script that has answered, and what matters for reading its reply.
+/// The script that has answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reader {
-    Acquire { waits: bool },
+    Acquire,
     Renew,
     Release,
     Cancel,
@@ -53,29 +51,23 @@ impl Answer {
             None => self.holder.is_empty(),
             Some(holder) => self.holder.contains(holder),
         };
-        self.words == redis.words && is_same_holder && (self.granted.is_none() || self.granted == redis.granted)
+        self.words == redis.words && is_same_holder
     }
 
     /// Reads a script's reply at `now`.
     pub(super) fn read(reader: Reader, reply: &Value, now: u64) -> Self {
         let fields = fields(reply);
         match (reader, fields) {
-            (Reader::Acquire { .. }, [Value::Int(1), fence, slot, granted, _]) => Answer {
-                granted: Some(tokens(granted)),
-                ..Answer::new(format!("mine: fence {}, slot {}", text(fence), text(slot)))
-            },
-            (Reader::Acquire { waits }, [Value::Int(0), held, place, _, granted, _, _, _]) => {
-                let place = if waits { format!(", place {}", text(place)) } else { String::new() };
-                Answer {
-                    granted: Some(tokens(granted)),
-                    holder: holder(held, now).into_iter().collect(),
-                    ..Answer::new(format!("not mine{place}"))
-                }
+            (Reader::Acquire, [Value::Int(1), fence, slot]) => {
+                Answer::new(format!("mine: fence {}, slot {}", text(fence), text(slot)))
             }
-            (Reader::Acquire { .. }, [Value::Int(2), began, _, granted, _]) => Answer {
-                granted: Some(tokens(granted)),
-                ..Answer::new(format!("done by one that began at {}", text(began)))
+            (Reader::Acquire, [Value::Int(0), held, place, look_in, last_fence, _]) => Answer {
+                holder: holder(held, now).into_iter().collect(),
+                ..Answer::new(not_mine(&text(place), &text(look_in), &text(last_fence)))
             },
+            (Reader::Acquire, [Value::Int(2), began, _]) => {
+                Answer::new(format!("done by one that began at {}", text(began)))
+            }
             (Reader::Renew, [Value::Int(1)]) => Answer::new("mine"),
             (Reader::Renew, [Value::Int(2), by]) => {
                 let by: serde_json::Value = serde_json::from_str(&text(by)).expect("is JSON");
@@ -83,14 +75,12 @@ impl Answer {
             }
             (Reader::Renew | Reader::Release, [Value::Int(0), held]) => Answer::not_mine(held, now),
             (Reader::Release, [Value::Int(2)]) => Answer::new("when it ends"),
-            (Reader::Release, [Value::Int(1), granted, _, Value::Int(stays)]) => {
-                let words = ["not mine", "free", "retained"][usize::try_from(stays + 1).expect("-1 to 1")];
-                Answer { granted: Some(tokens(granted)), ..Answer::new(words) }
+            (Reader::Release, [Value::Int(1), Value::Int(stays)]) => {
+                Answer::new(["not mine", "free", "retained"][usize::try_from(stays + 1).expect("-1 to 1")])
             }
-            (Reader::Cancel, [Value::Int(1), granted, _, Value::Int(stays)]) => Answer {
-                granted: Some(tokens(granted)),
-                ..Answer::new(if *stays == 1 { "another request's" } else { "cancelled" })
-            },
+            (Reader::Cancel, [Value::Int(1), Value::Int(stays)]) => {
+                Answer::new(if *stays == 1 { "another request's" } else { "cancelled" })
+            }
             (Reader::Reserve, [Value::Int(1), fence, value]) => {
                 Answer::new(format!("mine: fence {}, value {}", text(fence), text(value)))
             }
@@ -100,13 +90,9 @@ impl Answer {
             (Reader::Reserve, []) => Answer::new("cancelled"),
             (Reader::Revoke, [Value::Int(0)]) => Answer::new("free"),
             (Reader::Revoke, [Value::Int(1), others]) => Answer::new(format!("others: {:?}", holders(others, now))),
-            (Reader::Revoke, [Value::Int(2), from, free_in, untold, granted, _]) => {
-                let from = holders(from, now);
-                let untold = *untold != Value::Int(0);
-                Answer {
-                    granted: Some(tokens(granted)),
-                    ..Answer::new(format!("from: {from:?}, free in {}, untold {untold}", text(free_in)))
-                }
+            (Reader::Revoke, [Value::Int(2), from, free_in, untold]) => {
+                let (from, untold) = (holders(from, now), *untold != Value::Int(0));
+                Answer::new(format!("from: {from:?}, free in {}, untold {untold}", text(free_in)))
             }
             (Reader::List, _) => match read_status(Key::new("k".as_ref()).expect("is a key"), reply) {
                 Ok(status) => Answer::status(status),
@@ -135,9 +121,9 @@ impl HolderSeen {
     }
 }
 
-/// Returns the tokens in a reply, which are separated by blanks.
-fn tokens(value: &Value) -> Vec<String> {
-    text(value).split_whitespace().map(str::to_owned).collect()
+/// Returns the words of an answer that others hold the lock.
+pub(super) fn not_mine(place: &str, look_in: &str, last_fence: &str) -> String {
+    format!("not mine, place {place}, look in {look_in}, last fence {last_fence}")
 }
 
 /// Reads `{held for, expires in or -1, info, token}`, or `{}`.

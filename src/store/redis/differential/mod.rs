@@ -4,22 +4,16 @@
 //! The state goes first, and predicts Redis's answer to each step; then the whole history is sent at once. A failure prints the
 //! seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone, `DIFFERENTIAL_COUNT=N` plays N.
 //!
-//! Both sides get the same time and the same waiters: `before.lua` precedes each script and replaces the server's time by the
-//! history's, also where keys expire. A state asks its store which waiters are alive; a script reads that from `heartbeats` and the
-//! mailboxes. So the history decides, and `before.lua` writes what such waiters would have left there: a listening one has looked
-//! in time and read its mail; one that has fallen silent has old mail, is passed over, and counts as dead when it has not looked
-//! for `LATE`; one that was granted the lock and does not claim it in time has been silent since.
+//! Both sides get the same time: `before.lua` precedes each script and replaces the server's time by the history's, also where keys
+//! expire.
 //!
-//! Compared are: answers, with the holder that they name, fences, slots, places, values, and the waiters that were granted the lock;
-//! holders with all that is kept about them; the queue, its grants, who is passed over; the last run; the sequence; `status`; pruning.
+//! Compared are: answers, with the holder that they name, fences, slots, places, values, when to look again; the waiters that are
+//! woken, and what their mail says; holders and waiters with all that is kept about them; the last run; the sequence; `status`;
+//! pruning.
 //!
 //! Not compared is what one side does not have, or may do at another time:
-//! - How waiters sleep and are woken: mail, watchers, beats, when to look again, and `confirm_handoff.lua`, which shortens a grant
-//!   whose mail is unread. A state leaves that to its store. The hand-off has tests of its own.
-//! - When an end is noticed. An operation that changes nothing may leave that to the next one, and in Redis it does; so after such a
-//!   step both sides are asked for a status. Redis forgets a lease that expired over a minute ago; so a request comes before that.
-//! - When a dead waiter is removed: a state does so at once, Redis when it meets the waiter in the queue. A waiter that comes back
-//!   before that has kept its place there.
+//! - Redis forgets a lease that expired over a minute ago; so a request comes before that.
+//! - How long a place lasts after the clock was set back: Redis bounds it by the longest place there is, a state by its own length.
 //! - Which of several holders is named whose leases end at the same time.
 //! - Whether a key with a cancelled request is pruned: Redis keeps such requests beside the key, where they outlive it.
 //! - A release by hand that is sent again after its answer was lost: Redis recognizes it by a number, a state does not yet.
@@ -32,6 +26,7 @@ mod server;
 mod steps;
 mod view;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::thread;
 
@@ -108,9 +103,14 @@ fn compare(line: &Line, reply: &Value) -> Result<(), String> {
     if !expected.allows(&answer) {
         return Err(format!("state: {expected:?}\nRedis: {answer:?}"));
     }
-    let Some(view) = &line.view else { return Ok(()) };
-    let kept = View::of_redis(&fields[2..]);
-    if *view == kept { Ok(()) } else { Err(differing_lines(view, &kept)) }
+    let Some((view, woken)) = &line.kept else { return Ok(()) };
+    let kept = View::of_redis(&fields[2..8], line.now);
+    if *view != kept {
+        return Err(differing_lines(view, &kept));
+    }
+    let mail = view::fields(&fields[8]).iter().map(|mail| (text(&view::fields(mail)[0]), text(&view::fields(mail)[1])));
+    let mail: BTreeMap<_, _> = mail.collect();
+    if *woken == mail { Ok(()) } else { Err(format!("woken by the state: {woken:?}\nby Redis: {mail:?}")) }
 }
 
 /// Returns how the kept data differ.
@@ -129,9 +129,8 @@ fn printed(lines: &[Line]) -> String {
     for line in lines {
         let after = i128::from(line.now) - i128::from(START);
         let answer = line.answer.as_ref().map_or("fails", |answer| &answer.words);
-        let granted = line.answer.iter().filter_map(|answer| answer.granted.as_ref()).flatten();
-        let granted: Vec<_> = granted.map(String::as_str).collect();
-        let _ = writeln!(printed, "{after} ms: {} -> {answer}; granted [{}]", line.step, granted.join(" "));
+        let woken = line.kept.as_ref().map(|(_, woken)| woken);
+        let _ = writeln!(printed, "{after} ms: {} -> {answer}; woken {woken:?}", line.step);
     }
     printed
 }

@@ -18,10 +18,6 @@ pub(super) struct Scripts {
     pub(super) revoke: String,
     pub(super) list: String,
     pub(super) prune: String,
-    /// Makes a waiter fall silent.
-    pub(super) silence: String,
-    /// Loses the holders.
-    pub(super) forget: String,
 }
 
 impl Scripts {
@@ -36,16 +32,14 @@ impl Scripts {
             revoke: of_lockrun(&REVOKE),
             list: of_lockrun(&LIST),
             prune: of_lockrun(&PRUNE),
-            silence: server.load(&framed(include_str!("silence.lua"))),
-            forget: server.load(&framed(include_str!("forget.lua"))),
         }
     }
 }
 
-/// Returns the command that runs a script at `now`, on behalf of the waiter that `asks`, if any.
-pub(super) fn run(script: &str, args: &[String], asks: &str, now: u64) -> Cmd {
+/// Returns the command that runs a script at `now`.
+pub(super) fn run(script: &str, args: &[String], now: u64) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
-    command.arg(script).arg(KEYS.len()).arg(&KEYS[..]).arg(DATABASE).arg(args).arg(asks).arg(now).take()
+    command.arg(script).arg(KEYS.len()).arg(&KEYS[..]).arg(DATABASE).arg(args).arg(now).take()
 }
 
 /// Returns the text that is sent to a server.
@@ -58,9 +52,6 @@ fn text(script: &Script) -> String {
 fn with_time_of_history(text: &str) -> String {
     let of_server = "local time=C('TIME')\nlocal now=time[1]*1000+math.floor(time[2]/1000)\n";
     assert!(text.contains(of_server), "the prelude reads the time in other words");
-    framed(&text.replace(of_server, "local now = NOW\n"))
-}
-
-fn framed(text: &str) -> String {
-    [include_str!("before.lua"), text, include_str!("after.lua")].join("\n")
+    let text = text.replace(of_server, "local now = NOW\n");
+    [include_str!("before.lua"), &text, include_str!("after.lua")].join("\n")
 }

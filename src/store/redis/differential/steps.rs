@@ -6,10 +6,7 @@ use super::model::Model;
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{Purpose, Release, Retain, Seen, Wanted};
-
-/// How long after a missed look a waiter counts as dead, in ms: as in `mail.lua`.
-pub(super) const LATE: u64 = 75_000;
+use crate::lock::state::{Purpose, Release, Retain, Wanted};
 
 /// For how long Redis at least remembers that a lease has expired, in ms. The state remembers it until the next request, so a
 /// request comes before that.
@@ -35,8 +32,6 @@ pub(super) enum Step {
         once_per: Option<Duration>,
         ttl: Ttl,
         request: Option<String>,
-        /// The holder that it saw last.
-        seen: Option<Seen>,
     },
     Reserve {
         token: String,
@@ -63,8 +58,6 @@ pub(super) enum Step {
         fence: Option<u64>,
         at_once: bool,
     },
-    /// A waiter is stopped, cut off or dead: it reads no mail, and counts as dead after [`LATE`], unless it asks before that.
-    FallSilent(String),
     Status,
     Prune {
         unused_for: u64,
@@ -72,8 +65,6 @@ pub(super) enum Step {
     },
     /// The store loses all its data.
     Forget,
-    /// It loses the holders.
-    ForgetHolders,
     /// This fence was the last.
     Fence(u64),
     /// A cancelled request under a token that holds nothing: like any request, it hands off what is free.
@@ -152,8 +143,8 @@ impl Manner {
             0..=19 => 0,
             20..=29 => random.below(300),
             30..=34 => random.below(3_000),
-            // Just before, at, or just after the end of a lease or a grant.
-            35..=37 => model.next_end().saturating_sub(model.facts.now + 1) + random.below(3),
+            // Just before, at, or just after the end of a lease or a place.
+            35..=37 => model.some_end(random.below(8)).saturating_sub(model.facts.now + 1) + random.below(3),
             38 => random.below(30_000),
             _ if random.one_in(4) => random.below(400_000),
             _ => 0,
@@ -167,7 +158,8 @@ impl Manner {
         if left > 0 {
             model.step(&Step::Time(model.facts.now + left));
             self.unlooked += left;
-        } else if random.one_in(60) {
+        } else if random.one_in(60) && model.state.waiters.is_empty() {
+            // How long a place lasts then differs: see above.
             // Redis forgets a cancelled request as soon as its time has passed, a state at the next request.
             model.step(&Step::Look);
             self.unlooked = 0;
@@ -191,33 +183,21 @@ impl Manner {
                 let fence = Some(random.of(&fences)).filter(|_| random.one_in(2));
                 Step::Revoke { fence, at_once: random.one_in(2) }
             }
-            33..=34 => {
-                let tokens = model.state.waiters.iter().map(|waiter| waiter.token.as_str().to_owned());
-                let listening: Vec<_> = tokens.filter(|token| !model.facts.silent.contains_key(token)).collect();
-                if listening.is_empty() { Step::Look } else { Step::FallSilent(random.of(&listening)) }
-            }
             35 => Step::Prune { unused_for: random.of(&[0, 1, 5_000, 60_000]), really: random.one_in(2) },
-            36 if random.one_in(8) => random.of(&[Step::Forget, Step::ForgetHolders]),
+            36 if random.one_in(8) => Step::Forget,
             37 => Step::Look,
-            38 => self.claim(model, random),
+            33..=34 | 38 => self.ask_again(model, random),
             _ => Step::Status,
         }
     }
 
     fn acquire(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
         if random.one_in(3) {
-            return self.claim(model, random);
+            return self.ask_again(model, random);
         }
         let token = if random.one_in(8) { self.token(model, random) } else { self.client(random) };
-        // A waiter that the state has removed as dead does not come back: Redis may not have met it yet.
-        let is_waiting = model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token);
-        if model.facts.silent.contains_key(&token) && !is_waiting {
-            self.another_life(&token);
-            return Step::Look;
-        }
         let by_hand = random.one_in(6);
         let request = by_hand.then(|| random.of(&[None, Some("q1".to_owned()), Some("q2".to_owned())])).flatten();
-        let seen = model.seen.get(&token).cloned().filter(|_| !random.one_in(6));
         Step::Acquire {
             waits: !random.one_in(4),
             max: self.max.filter(|_| random.one_in(2)),
@@ -226,25 +206,20 @@ impl Manner {
             once_per: self.once_per.filter(|_| random.one_in(2)),
             ttl: ttl(random),
             request,
-            seen,
             token,
         }
     }
 
-    /// Lets a waiter ask again: one that was granted the lock, if there is any.
-    fn claim(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
-        let granted: Vec<_> = model.state.waiters.iter().filter(|waiter| waiter.grant.is_some()).collect();
-        let waiting: Vec<_> = model.state.waiters.iter().collect();
-        let chosen = if granted.is_empty() { waiting } else { granted };
-        if chosen.is_empty() {
+    /// Lets a waiter ask again.
+    fn ask_again(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        if model.state.waiters.is_empty() {
             return self.release(model, random);
         }
-        let waiter = random.of(&chosen);
+        let waiter = random.of(&model.state.waiters);
         let token = waiter.token.as_str().to_owned();
-        let seen = model.seen.get(&token).cloned();
         let (mode, by_hand) = (waiter.mode, random.one_in(12));
         let once_per = self.once_per.filter(|_| random.one_in(2));
-        Step::Acquire { token, waits: true, max: None, by_hand, mode, once_per, ttl: ttl(random), request: None, seen }
+        Step::Acquire { token, waits: true, max: None, by_hand, mode, once_per, ttl: ttl(random), request: None }
     }
 
     fn reserve(&mut self, model: &Model<'_>, random: &mut Random) -> Step {

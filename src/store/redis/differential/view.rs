@@ -6,22 +6,20 @@ use redis::Value;
 use serde_json::Value as Json;
 
 use crate::lock::holder::Holder;
-use crate::lock::state::{Facts, HolderState, LockState, Presence, Purpose, Success};
+use crate::lock::state::{Facts, HolderState, LockState, Purpose, Success, WaiterState};
 use crate::store::redis::particulars::purpose;
 use crate::store::redis::slots;
 
-/// All that is kept of a lock.
+/// All that is kept of a lock and is in force.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct View {
     fence: String,
     /// By their tokens.
     holders: BTreeMap<String, HolderView>,
-    /// In order, without the dead.
+    /// In order.
     waiters: Vec<WaiterView>,
     last: Option<LastView>,
     success: Option<Success>,
-    /// When a hold last ended.
-    ended: u64,
     sequence: Option<(String, u64, String)>,
 }
 
@@ -47,11 +45,12 @@ struct WaiterView {
     token: String,
     who: String,
     slots: u64,
+    once_per: Option<u64>,
+    purpose: Purpose,
     joined: u64,
-    /// The slot, and from when until when.
-    grant: Option<(u64, u64, u64)>,
-    /// It was granted nothing, and is passed over.
-    is_passed_by: bool,
+    length: u64,
+    ends: u64,
+    request: Option<String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -64,21 +63,11 @@ struct LastView {
 
 impl View {
     pub(super) fn of_state(state: &LockState, facts: &impl Facts) -> Self {
-        let waiters = state.waiters.iter().filter(|waiter| facts.presence(waiter) != Presence::Gone);
+        let holders = state.holders_in_force(facts).into_iter();
         View {
             fence: state.fence.to_string(),
-            holders: state.holders.iter().map(|it| (it.token.as_str().to_owned(), holder_of_state(it))).collect(),
-            waiters: waiters
-                .map(|waiter| WaiterView {
-                    token: waiter.token.as_str().to_owned(),
-                    who: waiter.who.command.clone(),
-                    slots: slots(waiter.mode).into(),
-                    joined: waiter.joined_ms,
-                    grant: waiter.grant.map(|grant| (grant.slot.into(), grant.since_ms, grant.ends_ms)),
-                    is_passed_by: waiter.grant.is_none()
-                        && (waiter.is_unresponsive || facts.presence(waiter) == Presence::Silent),
-                })
-                .collect(),
+            holders: holders.map(|it| (it.token.as_str().to_owned(), holder_of_state(it))).collect(),
+            waiters: state.waiters_in_force(facts).into_iter().map(waiter_of_state).collect(),
             last: state.last.as_ref().map(|last| LastView {
                 who: last.who.command.clone(),
                 started: last.started_unix_ms,
@@ -86,7 +75,6 @@ impl View {
                 ending: serde_json::to_value(last.ending).expect("is JSON"),
             }),
             success: state.success,
-            ended: state.ended_unix_ms(),
             sequence: state.sequence.as_ref().map(|it| (it.last.clone(), it.place, it.fence.to_string())),
         }
     }
@@ -95,44 +83,39 @@ impl View {
     pub(super) fn parts(&self) -> Vec<String> {
         let holders = self.holders.iter().map(|(token, holder)| format!("{token} holds it: {holder:?}"));
         let waiters = self.waiters.iter().enumerate().map(|(place, waiter)| format!("waiter {place}: {waiter:?}"));
-        let View { fence, last, success, ended, sequence, .. } = self;
+        let View { fence, last, success, sequence, .. } = self;
         let rest = [
             format!("fence {fence}"),
             format!("last run: {last:?}"),
             format!("success: {success:?}"),
-            format!("ended at {ended}"),
             format!("sequence: {sequence:?}"),
         ];
         holders.chain(waiters).chain(rest).collect()
     }
 
-    /// Reads what follows a script's reply: holders, info, fence, last, waiters, sequence.
-    pub(super) fn of_redis(kept: &[Value]) -> Self {
-        let [holders, info, fence, last, waiters, sequence] = kept else { panic!("six fields: {kept:?}") };
-        let ends: BTreeMap<String, String> = pairs(holders);
+    /// Reads what follows a script's reply: holders, info, fence, last, places, sequence.
+    pub(super) fn of_redis(kept: &[Value], now: u64) -> Self {
+        let [holders, info, fence, last, places, sequence] = kept else { panic!("six fields: {kept:?}") };
         let info: BTreeMap<String, Json> = pairs(info).into_iter().map(|(token, info)| (token, json(&info))).collect();
         let info_of = |token: &str| info.get(token).unwrap_or(&Json::Null);
-        let waiters: Vec<_> = fields(waiters).iter().map(fields).collect();
-        let is_waiter = |token: &str| waiters.iter().any(|waiter| text(&waiter[0]) == token);
         let last: Json = Some(text(last)).filter(|last| !last.is_empty()).map_or(Json::Null, |last| json(&last));
         let sequence = pairs(sequence);
+        let holders = pairs(holders).into_iter().map(|(token, ends)| {
+            let holder = holder_of_redis(&ends, info_of(&token));
+            (token, holder)
+        });
+        let waiters = fields(places).iter().map(|place| {
+            let token = text(&fields(place)[0]);
+            waiter_of_redis(text(&fields(place)[1]).parse().expect("is a time"), info_of(&token), token)
+        });
         View {
             fence: text(fence),
-            holders: ends
-                .iter()
-                .filter(|(token, _)| !is_waiter(token))
-                .map(|(token, ends)| (token.clone(), holder_of_redis(ends, info_of(token))))
-                .collect(),
-            waiters: waiters
-                .iter()
-                .filter(|waiter| waiter[1] == Value::Int(1))
-                .map(|waiter| waiter_of_redis(waiter, &ends, info_of(&text(&waiter[0]))))
-                .collect(),
+            holders: holders.filter(|(_, holder)| holder.ends.is_none_or(|ends| ends > now)).collect(),
+            waiters: waiters.filter(|waiter| waiter.ends > now).collect(),
             success: last["done"].is_number().then(|| Success {
                 began_unix_ms: number(&last["done"]),
                 until_unix_ms: last["till"].is_number().then(|| number(&last["till"])),
             }),
-            ended: number(&last["ended"]).max(number(&last["lost"])),
             last: last["who"].is_object().then(|| LastView {
                 who: command(&last["who"]),
                 started: number(&last["started"]),
@@ -189,18 +172,31 @@ fn holder_of_redis(ends: &str, info: &Json) -> HolderView {
     }
 }
 
-fn waiter_of_redis(waiter: &[Value], ends: &BTreeMap<String, String>, info: &Json) -> WaiterView {
-    let token = text(&waiter[0]);
-    let grant = ends.get(&token).map(|ends| {
-        (info["slot"].as_u64().unwrap_or(u64::MAX), number(&info["since"]), ends.parse().unwrap_or(u64::MAX))
-    });
+fn waiter_of_state(waiter: &WaiterState) -> WaiterView {
     WaiterView {
+        token: waiter.token.as_str().to_owned(),
+        who: waiter.who.command.clone(),
+        slots: slots(waiter.mode).into(),
+        once_per: waiter.once_per_ms,
+        purpose: waiter.purpose,
+        joined: waiter.joined_ms,
+        length: waiter.place_ms,
+        ends: waiter.ends_ms,
+        request: waiter.request.as_ref().map(|request| request.as_str().to_owned()),
+    }
+}
+
+fn waiter_of_redis(ends: u64, info: &Json, token: String) -> WaiterView {
+    WaiterView {
+        token,
         who: command(&info["who"]),
         slots: number(&info["slots"]),
+        once_per: info["once"].is_number().then(|| number(&info["once"])),
+        purpose: purpose(info),
         joined: number(&info["joined"]),
-        is_passed_by: grant.is_none() && waiter[2] == Value::Int(1),
-        grant,
-        token,
+        length: number(&info["ttl"]),
+        ends,
+        request: info["request"].as_str().map(str::to_owned),
     }
 }
 
