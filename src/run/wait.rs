@@ -165,8 +165,10 @@ impl WaitingClaim<'_> {
                     match self.store.await_turn(self.claim, wake_at, waiter, watcher) {
                         // The lease counts from the last request that was answered "you wait": the store prolonged the place when it
                         // arrived, and handed the lock over after that. A wake-up with an earlier fence was late: it says nothing of
-                        // this place.
-                        Ok(Wakeup::HandedOver { fence, slot }) if fence > last_fence && self.may_start(sent_at) => {
+                        // this place. While lockrun is stopped, nothing starts.
+                        Ok(Wakeup::HandedOver { fence, slot })
+                            if fence > last_fence && !watcher.is_stopped() && self.may_start(sent_at) =>
+                        {
                             return Ok(WaitEnd::Granted(Grant {
                                 fence,
                                 slot,
