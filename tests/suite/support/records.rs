@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::hand::token;
 use super::lock_file;
 use super::lockrun::Lockrun;
-use super::redis_keys::{heartbeats, info, last, queue};
+use super::redis_keys::{info, last, places, queue};
 use super::store::Store;
 
 /// Makes a lock whose holder, waiter and last run have this hostile text as host, user and command.
@@ -27,9 +27,10 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
             held["who"] = who.clone();
             redis.ask(&["HSET", &info(key), "planted", &held.to_string()]);
             redis.ask(&["SET", &last(key), &json!({ "who": who, "started": 1, "ended": 2, "status": 0 }).to_string()]);
-            redis.ask(&["HSET", &info(key), "waiter", &json!({ "who": who, "joined": 1 }).to_string()]);
+            let waiter = json!({ "who": who, "joined": 1, "slots": 1, "ttl": 30_000 });
+            redis.ask(&["HSET", &info(key), "waiter", &waiter.to_string()]);
             redis.ask(&["ZADD", &queue(key), "1", "waiter"]);
-            redis.ask(&["ZADD", &heartbeats(key), "9000000000000", "waiter"]);
+            redis.ask(&["ZADD", &places(key), "9000000000000", "waiter"]);
         }
         Store::Postgres(_) | Store::Pooled(_) => {
             let postgres = store.as_postgres().expect("it is one");

@@ -15,14 +15,14 @@ pub(crate) fn holders(lock: &str) -> String {
     part(lock, "holders")
 }
 
-/// Returns the key of the queue: a sorted set of tokens by their places.
+/// Returns the key of the queue: a sorted set of the waiters' tokens, in turn.
 pub(crate) fn queue(lock: &str) -> String {
     part(lock, "queue")
 }
 
-/// Returns the key of the heartbeats: a sorted set of waiters by the time until which each counts as alive.
-pub(crate) fn heartbeats(lock: &str) -> String {
-    part(lock, "heartbeats")
+/// Returns the key of the places: a sorted set of the waiters' tokens by the ends of their places.
+pub(crate) fn places(lock: &str) -> String {
+    part(lock, "places")
 }
 
 /// Returns the key of the details of holders and waiters.
