@@ -104,9 +104,9 @@ local function hand_off(asking)
       return true, room
     end
     local info = info_of(token)
-    local slots, length = tonumber(info.slots), tonumber(info.ttl)
-    if not slots or not length or done_since(tonumber(info.once)) then
-      -- Its run is not needed; or it is not known what it waits for, so it joins anew.
+    local slots, length, ends = tonumber(info.slots), tonumber(info.ttl), redis.call('ZSCORE', PLACES, token)
+    if not (slots and length and ends) or done_since(tonumber(info.once)) then
+      -- Its run is not needed; or it is not known what it waits for, or for how long, so it joins anew.
       drop_waiter(token)
       post(token, '', length or PLACE_MAX)
     elseif token == asking or not has_room(slots, room) then
@@ -117,7 +117,6 @@ local function hand_off(asking)
       if not is_counted then
         return false, room
       end
-      local ends = tonumber(redis.call('ZSCORE', PLACES, token)) or now
       info.slot, info.joined = lowest_slot(slots, room), nil
       take_hold(token, fence, length, info)
       set_lease(token, ends)
@@ -137,7 +136,7 @@ local function tell_end(before)
     return
   end
   for _, token in ipairs(redis.call('ZRANGE', QUEUE, 0, LOOKERS - 1)) do
-    local place, length = redis.call('ZSCORE', PLACES, token), info_of(token).ttl
+    local place, length = redis.call('ZSCORE', PLACES, token), tonumber(info_of(token).ttl)
     if place and length and ends < place - (length - math.floor(length / ASKS)) then
       post(token, '', length)
     end
@@ -152,7 +151,7 @@ local function look_in(place)
     return -1
   end
   for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
-    ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or now)
+    ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge)
   end
   if withheld > 0 then
     ends = math.min(ends, now + withheld)
