@@ -108,7 +108,7 @@ const ALL: [Description; 41] = [
          ~/.pgpass.\n\n\
          etcd://[USER:PASSWORD@]HOST[:PORT],HOST... - an etcd cluster; etcds:// is the same over TLS.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (how the keys in Redis or etcd begin, default lockrun), \
-         schema=NAME (PostgreSQL's tables, default lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and \
+         grace=DURATION (for how long after its start a Redis that keeps no data grants nothing), schema=NAME (PostgreSQL's tables, default lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and \
          the client's certificate and key; PEM); for PostgreSQL also sslmode, channel_binding, target_session_attrs, host, port, \
          user and application_name, as in libpq.",
     ),

@@ -36,8 +36,8 @@ pub struct Held {
     pub since: Option<Duration>,
     /// How long its lease still lasts, if it ends.
     pub expires_in: Option<Duration>,
-    /// How long the lock is withheld from everybody, because the store failed over to a new primary, which may not know of a
-    /// lock that was acquired just before.
+    /// How long the lock is withheld from everybody, because the store has started or failed over to a new primary, and
+    /// may not know of a lock that was acquired just before.
     pub withheld: Option<Duration>,
     /// Our place in the queue, from 0, if the store keeps the queue: then the place has to be prolonged.
     pub place: Option<u64>,
@@ -57,7 +57,7 @@ impl fmt::Display for Held {
             let span = duration::say(span);
             return write!(
                 f,
-                "an unknown run, or by none: its server has failed over to another one, so it is not granted for another {span}"
+                "an unknown run, or by none: its server has started, or failed over to another one, so it is not granted for another {span}"
             );
         }
         let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };

@@ -90,6 +90,9 @@ pub fn url(text: &str) {
             format!("{scheme}{kind}://{login}{hosts}{place}?prefix={prefix}{files}")
         }
     };
+    if server.grace_ms > 0 {
+        again += &format!("&grace={}ms", server.grace_ms);
+    }
     if let Some(Failover::Sentinel { sentinels, .. }) = &site.failover {
         let named = [("sentinel_user", &sentinels[0].user), ("sentinel_password", &sentinels[0].password)];
         for (name, value) in named {

@@ -203,7 +203,7 @@ impl RedisStore {
         for key in KEYS {
             command.arg(format!("{base}{key}"));
         }
-        command.arg(failover).arg(self.server.database).take()
+        command.arg(failover).arg(self.server.database_and_grace()).take()
     }
 
     /// Returns the same with a token as the script's first argument.

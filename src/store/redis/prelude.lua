@@ -23,13 +23,14 @@
 --       8 sequence  hash: last -> the value used last, place -> how many steps it is from the beginning, fence -> of the run
 --                   that used it; never expires
 --       9 failover  see `failover.lua`; only where failovers can happen
--- ARGV  first       the number of the database where the keys are; it is removed here, so each script counts its own from 1
+-- ARGV  first       the number of the database where the keys are; it is removed here, so each script counts its own from 1.
+--                   After a blank, for how many ms after the start of the server nothing is granted, if the URL says so
 
 -- `script.rs` sends `C(` for each call, and shorter names.
 local C = redis.call
 -- A script travels with the connection's SELECT, and runs even if the server rejects that. So it selects the database itself:
 -- otherwise it would change another database's locks.
-local database = table.remove(ARGV, 1)
+local database, grace = string.match(table.remove(ARGV, 1), '^(%d+) ?(%d*)$')
 if database ~= '0' then
   redis.call('SELECT', database)
 end
@@ -48,8 +49,13 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- For how many ms nothing is granted yet, after a failover.
+-- For how many ms nothing is granted yet, after a start of the server or a failover.
 local withheld = 0
+if grace ~= '' then
+  -- The uptime is the difference of two times in whole seconds, so it may be almost a second too long.
+  local uptime = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+  withheld = math.max(grace - (uptime - 1) * 1000, 0)
+end
 -- Notes the length of a lease or a place that begins now, where failovers can happen: see `failover.lua`.
 local note_lease = function() end
 

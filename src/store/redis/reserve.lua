@@ -13,7 +13,7 @@
 --       {0}         value: another run has reserved it
 --       {2, last}   step: no integer follows that one, or it is not an integer itself
 --       {3, last}   value: the last value is another one by now; '' if there is none
---       {4, ms}     nothing is reserved for so long, after a failover
+--       {4, ms}     nothing is reserved for so long, after a start of the server or a failover
 --       {}          it was cancelled before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::RedisStore;
+use super::{RedisStore, millis};
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::store::url::{
     AFTER_NAMES, AFTER_PATHS, Parameters, check_separators, decoded, decoded_path, is_host, split_port,
 };
 use crate::store::{Backend, Kind, Location};
+use crate::text::duration;
 use crate::text::escape::escaped_path;
 
 pub(in crate::store) const KIND: Kind = Kind {
@@ -21,7 +22,7 @@ pub(in crate::store) const KIND: Kind = Kind {
         "redis+cluster://",
         "rediss+cluster://",
     ],
-    parameters: &["prefix", "ca", "cert", "key", "db", "sentinel_user"],
+    parameters: &["prefix", "ca", "cert", "key", "db", "grace", "sentinel_user"],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
@@ -44,6 +45,8 @@ pub(super) struct Server {
     pub(super) database: u32,
     /// The prefix of every key.
     pub(super) prefix: String,
+    /// For how many milliseconds after its start nothing is granted there.
+    pub(super) grace_ms: u64,
 }
 
 /// What a server is to the store.
@@ -70,6 +73,12 @@ impl Role {
 }
 
 impl Server {
+    /// Returns the number of the database, and the grace if there is one, as the scripts take them.
+    pub(super) fn database_and_grace(&self) -> String {
+        let grace = (self.grace_ms > 0).then(|| format!(" {}", self.grace_ms)).unwrap_or_default();
+        format!("{}{grace}", self.database)
+    }
+
     /// Returns the same server at another host and port.
     pub(super) fn at(&self, host: &str, port: u16) -> Self {
         let tls = match &self.endpoint {
@@ -144,6 +153,12 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
+    let grace_ms = read_grace(parameters.take("grace").as_deref())?;
+    if grace_ms > 0 && !matches!(scheme, "redis" | "rediss" | "redis+unix") {
+        return Err(
+            "has a grace, which is only for one Redis; after a failover nothing is granted for a while anyway".into()
+        );
+    }
     if scheme == "redis+unix" {
         check_separators(path, "path", AFTER_PATHS)?;
         let path = decoded_path(&format!("/{path}"));
@@ -153,7 +168,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         let database = read_database(parameters.take("db").as_deref())?;
         parameters.none_left(Some("rediss://"))?;
         let endpoint = Endpoint::Unix(path);
-        let server = Server { role: Role::Alone, endpoint, user, password, database, prefix };
+        let server = Server { role: Role::Alone, endpoint, user, password, database, prefix, grace_ms };
         return Ok(Site { server, failover: None });
     }
     let (tls, kind) = match scheme.split_once('+') {
@@ -192,6 +207,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         password: password.clone(),
         database,
         prefix: prefix.clone(),
+        grace_ms,
     };
     let failover = match kind {
         "sentinel" => {
@@ -236,6 +252,12 @@ fn read_database(number: Option<&str>) -> Result<u32, String> {
         None | Some("") => Ok(0),
         Some(number) => number.parse().map_err(|_| "has a database that is not a number".into()),
     }
+}
+
+/// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a password.
+fn read_grace(text: Option<&str>) -> Result<u64, String> {
+    let grace = text.map_or(Ok(Duration::ZERO), duration::parse);
+    grace.map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
 }
 
 /// Reads `HOST:PORT,HOST:PORT`. Returns at least one.
@@ -290,7 +312,14 @@ mod tests {
     fn urls_are_read() {
         let plain = server("redis://web");
         assert_eq!(plain.endpoint, tcp("web", 6379));
-        assert_eq!((plain.database, plain.prefix.as_str(), plain.password), (0, "lockrun", None));
+        assert_eq!((plain.database, plain.prefix.as_str(), plain.password.as_deref()), (0, "lockrun", None));
+        assert_eq!((plain.grace_ms, plain.database_and_grace().as_str()), (0, "0"));
+        let forgetful = server("redis://web/3?grace=1m");
+        assert_eq!((forgetful.grace_ms, forgetful.database_and_grace().as_str()), (60_000, "3 60000"));
+        assert!(parse("redis://web?grace=secret").is_err_and(|why| !why.contains("secret")));
+        for url in ["redis+sentinel://a/s?grace=1s", "redis+cluster://a?grace=1s"] {
+            assert!(parse(url).is_err_and(|why| why.contains("grace")), "{url}");
+        }
         let full = server("rediss://u%40x:p%3Aw@[::1]:7000/3?prefix=a:b&ca=/ca.pem&cert=/c&key=/k");
         let tls = TlsFiles { ca: Some("/ca.pem".into()), identity: Some(("/c".into(), "/k".into())) };
         assert_eq!(full.endpoint, Endpoint::Tcp { host: "::1".into(), port: 7000, tls: Some(tls) });

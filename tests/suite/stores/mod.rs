@@ -39,6 +39,7 @@ mod postgres_waiters;
 mod record;
 mod redis_bounds;
 mod redis_costs;
+mod redis_grace;
 mod redis_keys;
 mod redis_mail;
 mod redis_mistaken;

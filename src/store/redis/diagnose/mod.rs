@@ -145,7 +145,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     };
     diagnostics.extend(memory::diagnose(&report));
     let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
-    diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref()));
+    diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref(), server.grace_ms));
     let replicas_to_write = session.parameter("min-replicas-to-write")?;
     diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref(), store.failover_scope.is_some()));
     Ok(())
