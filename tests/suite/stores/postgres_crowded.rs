@@ -42,7 +42,7 @@ fn waiters_leave_connections_to_others() {
 
 /// Returns how many waiters listen in a session of their own, and how many wait otherwise.
 fn waiters(postgres: &Postgres) -> (u64, u64) {
-    let count = |what: &str| postgres.count(&format!("SELECT count(*) FROM lockrun.waiters WHERE session IS {what}"));
+    let count = |what: &str| postgres.count(&format!("SELECT count(*) FROM lockrun.waiters WHERE channel IS {what}"));
     (count("NOT NULL"), count("NULL"))
 }
 
@@ -150,10 +150,10 @@ on_postgres!(a_client_that_stops_reading, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
     eventually(LONG, "it waits", || postgres.count("SELECT count(*) FROM lockrun.waiters") == 1);
-    for looks_at in ["9000000000000", "0"] {
+    for ends_ms in ["9000000000000", "0"] {
         postgres.ask(&format!(
-            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
-                 SELECT key, 't' || number, replace(waiter::text, token, 't' || number)::json, false, 0, {looks_at}
+            "INSERT INTO lockrun.waiters (key, token, waiter, ends_ms)
+                 SELECT key, 't' || number, replace(waiter::text, token, 't' || number)::json, {ends_ms}
                  FROM lockrun.waiters, generate_series(1, 20000) AS number WHERE NOT token LIKE 't%'"
         ));
         let port = freezes_in_time(postgres.port());

@@ -187,16 +187,16 @@ on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
 // "Nothing stays locked" by dead waiters: however many are in the queue, the next run removes them.
 on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "10m"]);
-    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["true"]).spawn();
+    let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "4s"]).command(["true"]).spawn();
     until_waiting(store, "k", 1);
     postgres.ask(
-        "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
-             SELECT key, 't' || number, replace(waiter::text, token, 't' || number)::json, false, 0, 0
+        "INSERT INTO lockrun.waiters (key, token, waiter, ends_ms)
+             SELECT key, 't' || number, replace(waiter::text, token, 't' || number)::json, 0
              FROM lockrun.waiters, generate_series(1, 20000) AS number",
     );
     drop(waiter);
     release(store, "k", &its).exited(0).silent();
     let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "20s"]).command(["echo", "ran"]);
     call.run().exited(0).printed("ran\n").silent();
-    assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE looks_at_ms = 0"), 0);
+    assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE ends_ms = 0"), 0);
 });

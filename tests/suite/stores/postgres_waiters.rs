@@ -1,11 +1,13 @@
 //! Waiters in a PostgreSQL database when something goes wrong as they get the lock, or while they sleep.
 
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde_json::json;
 
-use crate::support::calm::{held_in_time, in_time, stays_in_time_for};
+use crate::support::calm::{held_in_time, in_time};
 use crate::support::hand::{acquire, break_lock, is_held, release, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
@@ -16,9 +18,6 @@ use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventua
 
 /// How late a waiter learns that it has the lock: later than `--store-timeout`, but not too late for one that has just logged in.
 const LATE: Duration = Duration::from_secs(4);
-
-/// Counts the requests that wait for the row of a lock.
-const LOOKS: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'SELECT state, key FROM%FOR UPDATE'";
 
 /// Returns a call that waits for the lock.
 fn waits(url: &str) -> Lockrun {
@@ -86,22 +85,21 @@ on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "Nothing stays unused": a waiter that was silent for a while, as on a paused machine, was passed over when a slot became free, and no one
-// notifies it. It sees the slot by itself when it is back.
-on_postgres!(a_slot_that_was_released_while_a_waiter_was_silent, |store, postgres| {
+// "Nothing stays unused": a waiter that has lost its place, as on a paused machine, was passed over when a slot became free, and no one
+// notifies it. It sees the slot by itself when it asks.
+on_postgres!(a_slot_that_was_released_after_a_place_was_lost, |store, postgres| {
     let slots = ["--slots", "2", "--ttl", "10m"];
     let first = token(store, "k", &slots);
     let second = token(store, "k", &slots);
     let waiter = Lockrun::new(store).key("k").args(slots).arg("--wait").command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    // Its heartbeat is long overdue.
-    postgres.ask("UPDATE lockrun.waiters SET looks_at_ms = 0");
+    postgres.ask("UPDATE lockrun.waiters SET ends_ms = 0");
     release(store, "k", &first).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
     release(store, "k", &second).exited(0).silent();
 });
 
-/// Makes the server reject notifications, as if its queue of 8 GB were full. Those sent by `notify_others` arrive.
+/// Makes the server reject notifications, as if its queue of 8 GB were full.
 fn fill_queue_of_notifications(postgres: &Postgres) {
     postgres.ask(
         "ALTER FUNCTION pg_catalog.pg_notify(text, text) RENAME TO notify_others;
@@ -126,46 +124,15 @@ on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "In turn", also then: a waiter that does not know yet that it was granted the lock is not passed over.
+// "In turn", also then: each of them finds out when it prolongs its place.
 on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
-    let mut queue = Queue::new(store, "k").with(&["--ttl", "none"]);
+    let mut queue = Queue::new(store, "k").with(&["--ttl", "6s"]);
     queue.join(2);
     eventually(LONG, "they sleep", || queue.asleep() == 2);
     fill_queue_of_notifications(postgres);
-    let released_ms = postgres.count("SELECT (extract(epoch FROM now()) * 1000)::bigint");
     release(store, "k", &its).exited(0).silent();
-    // Longer than a notified waiter may take.
-    let is_over = format!("SELECT count(*) WHERE extract(epoch FROM now()) * 1000 > {released_ms} + 2500");
-    eventually(LONG, "the first one has not heard of it for long", || postgres.count(&is_over) == 1);
-    let show = |order| {
-        postgres.ask(&format!(
-            "SELECT notify_others('lockrun_' || to_hex(session), 'show')
-             FROM (SELECT session FROM lockrun.waiters ORDER BY place {order} LIMIT 1) AS it"
-        ))
-    };
-    show("DESC");
-    let unheard = format!("SELECT count(*) FROM lockrun.waiters WHERE looked_at_ms < {released_ms}");
-    eventually(LONG, "the second one is heard of", || postgres.count(&unheard) < 2);
-    stays_in_time_for(Duration::from_secs(1), "nobody is passed over", || !queue.begun().contains(&"1".to_owned()));
-    show("ASC");
-    postgres.ask(
-        "DROP FUNCTION pg_catalog.pg_notify(text, text);
-         ALTER FUNCTION pg_catalog.notify_others(text, text) RENAME TO pg_notify",
-    );
     queue.end().in_order(0..2);
-});
-
-// The same for a waiter that leaves unused what those behind it could have: it does not hear that it is called.
-on_postgres!(the_queue_of_notifications_is_full_for_a_writer, |store, postgres| {
-    let its = token(store, "k", &["--shared", "--ttl", "none"]);
-    let writer = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
-    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    fill_queue_of_notifications(postgres);
-    let reader = Lockrun::new(store).key("k").args(["--shared", "--wait", "4s"]).command(["true"]).run();
-    held_in_time(reader.status == Some(75), "the writer was passed over");
-    release(store, "k", &its).exited(0).silent();
-    writer.wait().exited(0).printed("ran\n").silent();
 });
 
 /// Lets the server refuse to commit what the program of this name changes of a lock.
@@ -182,26 +149,6 @@ fn forbid_commits(postgres: &Postgres, program: &str, code: &str) {
     ));
 }
 
-// A waiter whose claim is rolled back still listens, and the others see that it lives.
-on_postgres!(a_claim_that_is_rolled_back, |store, postgres| {
-    let its = token(store, "k", &["--ttl", "none"]);
-    let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
-    let waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
-    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    forbid_commits(postgres, "waiter", "55P03");
-    release(store, "k", &its).exited(0).silent();
-    let mut other = String::new();
-    eventually(LONG, "the grant has ended, and another one has the lock", || {
-        let output = acquire(store, "k", &["--ttl", "none"]).run();
-        output.stdout().trim_end().clone_into(&mut other);
-        output.status == Some(0)
-    });
-    eventually(LONG, "it sleeps again", || postgres.asleep() == 1);
-    postgres.ask("DROP FUNCTION forbid CASCADE");
-    release(store, "k", &other).exited(0).silent();
-    waiter.wait().exited(0).printed("ran\n").silent();
-});
-
 // "Every role of the database can send" a notification, in a database without an encoding also one that is no text. That ends no wait.
 on_postgres!(notifications_that_are_no_text, |store, postgres| {
     postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
@@ -209,14 +156,13 @@ on_postgres!(notifications_that_are_no_text, |store, postgres| {
     let mut holder = waiting_for_its_end(&Lockrun::at(&url).key("k"));
     let mut waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
     let send = || {
-        let text = "SELECT pg_notify('lockrun_' || to_hex(session), E'\\xff') FROM lockrun.waiters";
+        let text = "SELECT pg_notify(channel, E'\\xff') FROM lockrun.waiters";
         let mut psql = Command::new("psql");
         psql.args(["-qAt", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string(), "-c", text, "raw"]);
         psql.output().expect("psql(1) is there").status.success()
     };
-    let listens = "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
-        WHERE datname = 'raw' AND locktype = 'advisory' AND granted";
-    eventually(LONG, "it waits", || postgres.count(listens) == 1);
+    let idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'raw' AND state = 'idle' AND query = 'COMMIT'";
+    eventually(LONG, "one holds the lock and one waits", || postgres.count(idle) == 2);
     for _ in 0..5 {
         assert!(send(), "it was sent");
     }
@@ -226,16 +172,22 @@ on_postgres!(notifications_that_are_no_text, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
+/// Makes all waiters look at the lock, whose lease has ended.
+fn expire_and_notify(store: &Store, postgres: &Postgres) {
+    store.server().expire("k");
+    postgres.ask("SELECT pg_notify(channel, '') FROM lockrun.waiters");
+}
+
 // A waiter sits out passing errors of the server.
 on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
     let url = postgres.url_as("postgres", "sslmode=disable&application_name=waiter");
-    // configuration_limit_exceeded, io_error, internal_error
-    for code in ["53400", "58030", "XX000"] {
-        let its = token(store, "k", &["--ttl", "none"]);
+    // lock_not_available, configuration_limit_exceeded, io_error, internal_error
+    for code in ["55P03", "53400", "58030", "XX000"] {
+        token(store, "k", &["--ttl", "none"]);
         let mut waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();
         eventually(LONG, "it sleeps", || postgres.asleep() == 1);
         forbid_commits(postgres, "waiter", code);
-        release(store, "k", &its).exited(0).silent();
+        expire_and_notify(store, postgres);
         stays_true_for(Duration::from_secs(1), "it goes on waiting", || !waiter.has_ended());
         postgres.ask("DROP FUNCTION forbid CASCADE");
         waiter.wait().exited(0).printed("ran\n").silent();
@@ -259,73 +211,84 @@ on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// The same where the server has to recover from a crash first, for longer than the waiters' heartbeats can wait.
-on_postgres!(the_server_recovers_before_a_newcomer, |store, postgres| {
-    let its = token(store, "k", &["--ttl", "none"]);
-    let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
-    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
-    waiter.signal(Signal::SIGSTOP);
-    eventually(LONG, "it stands still", || state(waiter.pid()) == Some('T'));
-    postgres.stop_in_peace();
-    postgres.start_again();
-    postgres.ask("UPDATE lockrun.waiters SET looked_at_ms = looked_at_ms - 20000, looks_at_ms = looks_at_ms - 20000");
-    let has_recovered = "SELECT count(*) WHERE now() > pg_postmaster_start_time() + interval '2 s'";
-    eventually(LONG, "it was started long ago", || postgres.count(has_recovered) == 1);
-    release(store, "k", &its).exited(0).silent();
-    let newcomer = acquire(store, "k", &["--ttl", "none"]).run();
-    held_in_time(newcomer.status == Some(75), "it was overtaken");
-    waiter.signal(Signal::SIGCONT);
-    waiter.wait().exited(0).printed("ran\n").silent();
-});
-
-/// Leaves a waiter in the queue that is dead, and keeps a reader from the lock.
-fn leave_a_dead_writer(store: &Store, postgres: &Postgres) {
+// A waiter that has died before a restart keeps the others waiting until its place has ended.
+on_postgres!(a_waiter_dies_before_the_server_is_restarted, |store, postgres| {
     token(store, "k", &["--shared", "--ttl", "none"]);
-    let writer = Lockrun::new(store).key("k").arg("--wait").command(["true"]).spawn();
+    let writer = Lockrun::new(store).key("k").args(["--wait", "--ttl", "4s"]).command(["true"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
     drop(writer);
-    eventually(LONG, "it is dead", || postgres.asleep() == 0);
-}
-
-/// Checks that a reader does not wait for the dead writer for long.
-fn passes_the_dead_writer(store: &Store) {
-    let reader = Lockrun::new(store).key("k").args(["--shared", "--wait"]).command(["true"]).run().exited(0);
-    in_time(reader.took, Duration::from_secs(9), "it waits for the dead");
-}
-
-// A waiter that has died before a restart keeps the others waiting only as long as those that live may need to come back.
-on_postgres!(a_waiter_dies_before_the_server_is_restarted, |store, postgres| {
-    leave_a_dead_writer(store, postgres);
     postgres.stop_in_peace();
     postgres.start_again();
-    passes_the_dead_writer(store);
+    let reader = Lockrun::new(store).key("k").args(["--shared", "--wait"]).command(["true"]).run().exited(0);
+    in_time(reader.took, Duration::from_secs(9), "it waits for the dead");
 });
 
-// Nor does it seem to be about to come back for as long as the server's clock was set back.
-on_postgres!(a_server_that_was_started_in_the_future, |store, postgres| {
-    leave_a_dead_writer(store, postgres);
-    postgres.ask(
-        "ALTER FUNCTION pg_catalog.pg_postmaster_start_time() RENAME TO started_at;
-         CREATE FUNCTION pg_catalog.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS
-             $$ SELECT pg_catalog.now() + interval '1 h' $$",
-    );
-    passes_the_dead_writer(store);
-});
-
-// "It keeps its place": one that cannot get to the lock's row shows that it is alive long before the others count it as dead, however
-// long it may wait for an answer.
+// "It keeps its place": one that cannot get to the lock's row prolongs its place, however long it may wait for an answer.
 on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
-    let its = token(store, "k", &["--ttl", "none"]);
-    let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "1h", "--store-timeout", "5m"]);
+    token(store, "k", &["--ttl", "none"]);
+    let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "6s", "--store-timeout", "1s"]);
     let waiter = call.command(["echo", "ran"]).spawn();
     eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    store.server().expire("k");
     let other = postgres.transaction("SELECT FROM lockrun.locks WHERE key = 'k' FOR UPDATE");
-    postgres.ask("SELECT pg_notify('lockrun_' || to_hex(session), 'look 0') FROM lockrun.waiters");
-    eventually(LONG, "it wants to look", || postgres.count(LOOKS) == 1);
-    let looks_ms = postgres.count("SELECT (extract(epoch FROM now()) * 1000)::bigint");
-    let heard = format!("SELECT count(*) FROM lockrun.waiters WHERE looked_at_ms > {looks_ms}");
-    eventually(LONG, "it is heard of", || postgres.count(&heard) == 1);
+    let now_ms = || postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint");
+    let from_ms = now_ms();
+    let lasts = "SELECT count(*) FROM lockrun.waiters WHERE ends_ms > extract(epoch FROM clock_timestamp()) * 1000";
+    eventually(LONG, "its place would have ended", || {
+        assert_eq!(postgres.count(lasts), 1, "it has lost its place");
+        now_ms() > from_ms + 8000
+    });
     drop(other);
-    release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
+});
+
+// "The waiter waits or holds the lock until its place ends": also if it prolongs its place while the lock is handed to it, after its row was
+// read. The lease ends no sooner than the place, whether the prolongation is complete before the row is moved or not.
+on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
+    let proxy = store.proxy();
+    let waiter =
+        json!({ "token": "w", "who": {}, "mode": { "slots": 1 }, "joined_ms": 1, "place_ms": 90000, "ends_ms": 1 });
+    for is_complete in [true, false] {
+        let its = token(store, "k", &["--ttl", "none"]);
+        postgres.add_waiter("k", &waiter);
+        postgres.ask("UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 60000");
+        proxy.set(Mode::HoldAt("DELETE FROM"));
+        let call = Lockrun::bare().args(["release", "--key", "k", "--token", &its, "--store", &proxy.url()]);
+        let release = call.spawn();
+        eventually(LONG, "it has read the row", || proxy.held() > 0);
+        thread::sleep(Duration::from_millis(300));
+        let prolonged = postgres.transaction(
+            "UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 90000",
+        );
+        let promised_ms = postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 90000 - 100");
+        if is_complete {
+            prolonged.commit();
+            proxy.set(Mode::Pass);
+        } else {
+            proxy.set(Mode::Pass);
+            let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE FROM%'";
+            eventually(LONG, "it waits for the prolongation", || postgres.count(blocked) == 1);
+            prolonged.commit();
+        }
+        release.wait().exited(0).silent();
+        let ends_ms = postgres.count("SELECT state->'holders'->0->'lease'->>'ends_ms' FROM lockrun.locks");
+        assert!(ends_ms >= promised_ms, "the lease ends {} ms too soon", promised_ms - ends_ms);
+        assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters"), 0);
+        postgres.ask("DELETE FROM lockrun.locks");
+    }
+});
+
+// A place that was lost is not prolonged by a request that arrives late: the waiter joins at the end.
+on_postgres!(a_place_that_has_ended_is_not_prolonged, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let mut queue = Queue::new(store, "k").with(&["--ttl", "6s"]);
+    queue.join(2);
+    queue.settles();
+    let first = "place = (SELECT min(place) FROM lockrun.waiters)";
+    postgres.ask(&format!("UPDATE lockrun.waiters SET ends_ms = 0 WHERE {first}"));
+    let before = postgres.ask("SELECT min(place) FROM lockrun.waiters");
+    eventually(LONG, "it has joined anew", || postgres.ask("SELECT min(place) FROM lockrun.waiters") != before);
+    eventually(LONG, "both wait", || queue.length() == 2);
+    release(store, "k", &its).exited(0).silent();
+    queue.end().in_order([1, 0]);
 });

@@ -34,14 +34,13 @@ impl Postgres {
         self.ask(&format!("UPDATE lockrun.locks SET state = {state} WHERE key = {key}"));
     }
 
-    /// Adds a waiter that never checks the lock.
+    /// Adds a waiter that never asks again, and whose place lasts.
     #[track_caller]
     pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
         let token = quoted(waiter["token"].as_str().expect("a token"));
         let (key, waiter) = (quoted(key), quoted(&waiter.to_string()));
         self.ask(&format!(
-            "INSERT INTO lockrun.waiters (key, token, waiter, is_granted, looked_at_ms, looks_at_ms)
-             VALUES ({key}, {token}, {waiter}, false, 0, 9000000000000)"
+            "INSERT INTO lockrun.waiters (key, token, waiter, ends_ms) VALUES ({key}, {token}, {waiter}, 9000000000000)"
         ));
     }
 }
@@ -107,15 +106,16 @@ impl LeaseServer for Postgres {
     }
 
     fn word(&self) -> &'static str {
-        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads and heartbeats end differently.
+        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads and prolongations of a place end differently.
         "\0COMMIT\0"
     }
 
     fn requests(&self) -> u64 {
-        // Requests that lock a lock's row, heartbeats, and reads.
+        // Requests that lock a lock's row, prolongations of a place, and reads.
         self.count(
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
-             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET looked_at_ms%' OR query LIKE 'SET TRANSACTION % READ ONLY'",
+             WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET ends_ms = greatest%' OR query LIKE 'SELECT state, key%OPERATOR%'
+                 OR query LIKE 'SET TRANSACTION % READ ONLY'",
         )
     }
 
@@ -131,19 +131,14 @@ impl LeaseServer for Postgres {
     }
 
     fn asleep(&self) -> usize {
-        // A waiter that listens has an advisory lock, and its session is idle. One that cannot listen sleeps until the time that is in
-        // its row.
-        let sessions = self.stored(
-            "SELECT w.token FROM lockrun.waiters w
-             WHERE NOT w.is_granted AND NOT w.is_unresponsive AND CASE WHEN w.session IS NULL
-                 THEN w.looks_at_ms > extract(epoch FROM clock_timestamp()) * 1000
-                 ELSE EXISTS (
-                     SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-                     WHERE l.locktype = 'advisory' AND (l.classid::bigint << 32 | l.objid::bigint) = w.session
-                     AND a.state = 'idle')
-                 END",
+        // A waiter that listens has a session, which is idle.
+        let asleep = self.stored(
+            "SELECT count(*) FILTER (WHERE channel IS NULL) + least(count(channel), (
+                 SELECT count(*) FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND state = 'idle' AND pid <> pg_backend_pid()))
+             FROM lockrun.waiters WHERE ends_ms > extract(epoch FROM clock_timestamp()) * 1000",
         );
-        sessions.len()
+        asleep.first().map_or(0, |row| row[0].as_ref().and_then(|count| count.parse().ok()).expect("a number"))
     }
 
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String> {
