@@ -110,8 +110,8 @@ impl<'a> SecondTrip<'a> {
             trip.begins_listening = true;
             trip.batch.add(&format!("LISTEN {}", connection.channel), &[]);
         }
-        // A place that was prolonged, or has ended, is as it was before if a crash of the server undoes that: that costs a waiter its place at
-        // worst. What an earlier attempt has left may not have reached the disk or the standbys.
+        // That a place has ended is seen again if a crash of the server undoes it. What an earlier attempt has left may not have reached the
+        // disk or the standbys.
         trip.checks.commit_at = trip.batch.commit(trip.is_lasting || subject.may_be_done);
         trip
     }
@@ -169,10 +169,18 @@ impl<'a> SecondTrip<'a> {
                 continue;
             }
             let channel = if asks { channel } else { row.channel.as_deref() };
-            let update =
-                "SET waiter = $3::json, ends_ms = $4::bigint, channel = $5 WHERE key = $1 AND place = $2::bigint";
-            let values =
-                [key, Some(&row.place.to_string()), Some(&json(after)), Some(&after.ends_ms.to_string()), channel];
+            self.is_lasting |= asks;
+            // A place that was prolonged since it was read is not made shorter.
+            let update = "SET waiter = $3::json, channel = $4, ends_ms = CASE WHEN ends_ms = $5::bigint THEN $6::bigint \
+                 ELSE greatest(ends_ms, $6::bigint) END WHERE key = $1 AND place = $2::bigint";
+            let values = [
+                key,
+                Some(&row.place.to_string()),
+                Some(&json(after)),
+                channel,
+                Some(&row.waiter.ends_ms.to_string()),
+                Some(&after.ends_ms.to_string()),
+            ];
             self.batch.add(&format!("UPDATE {waiters} {update}"), &values);
         }
         let Some(asking) = subject.asking else { return };

