@@ -54,12 +54,11 @@ fn knows_its_locks(server: &dyn LeaseServer, postgres: &Postgres) {
     assert_eq!((server.waiting("a'b"), server.left("a'b", true)), (vec![], vec![]), "no tables, no locks");
     postgres.ask("CREATE SCHEMA lockrun; CREATE TABLE lockrun.locks (key text, state json)");
     postgres.ask(
-        "CREATE TABLE lockrun.waiters (key text, place bigint, token text, is_granted boolean, \
-         is_unresponsive boolean DEFAULT false, session bigint, looks_at_ms bigint, waiter json)",
+        "CREATE TABLE lockrun.waiters (key text, place bigint, token text, waiter json, ends_ms bigint, channel text)",
     );
     let holders = r#""holders": [{"token": "x", "lease": {"ends_ms": 5}}, {"token": "y", "lease": {}}]"#;
     postgres.ask(&format!(r#"INSERT INTO lockrun.locks VALUES ('a''b', '{{"fence": 7, {holders}}}')"#));
-    postgres.ask("INSERT INTO lockrun.waiters (key, place, token, is_granted, session, looks_at_ms) VALUES ('a''b', 2, 'v', false, null, 0), ('a''b', 1, 'u', false, 5, 0)");
+    postgres.ask("INSERT INTO lockrun.waiters (key, place, token, ends_ms) VALUES ('a''b', 2, 'v', 0), ('a''b', 1, 'u', 0)");
     assert_eq!(server.waiting("a'b"), ["u", "v"]);
     assert_eq!(server.left("a'b", false), ["a'b: the holder \"y\""]);
     assert_eq!(server.left("a'b", true).len(), 4);

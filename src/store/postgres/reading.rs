@@ -262,3 +262,159 @@ pub(super) fn read_record(record: &str) -> Result<LockState, Failure> {
     }
     Ok(state)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::claim::{Claim, Mode};
+    use crate::lock::ending::Ending;
+    use crate::lock::holder::Holder;
+    use crate::lock::lease::Ttl;
+    use crate::lock::state::{Acquired, Ask, HolderState, Lease, OnHeld, Release, WaiterState};
+    use crate::store::postgres::facts::HAND_OFFS_MAX;
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    fn mode() -> impl Strategy<Value = Mode> {
+        prop_oneof![3 => Just(Mode::EXCLUSIVE), 2 => Just(Mode::Shared), 1 => (2u32..4).prop_map(Mode::Slots)]
+    }
+
+    fn token(number: usize) -> Token {
+        Token::parse(&format!("t{number}")).expect("is a token")
+    }
+
+    fn row(number: usize, mode: Mode, ends_in: i64) -> Queued {
+        let waiter = WaiterState {
+            token: token(number),
+            who: Holder::default(),
+            mode,
+            once_per_ms: None,
+            purpose: crate::lock::state::Purpose::Run,
+            joined_ms: NOW_MS - 60_000,
+            place_ms: 30_000,
+            ends_ms: NOW_MS.saturating_add_signed(ends_in),
+            request: None,
+        };
+        Queued { place: i64::try_from(number).expect("is small"), waiter, channel: None }
+    }
+
+    /// Returns what an operation finds if it reads this many of the first waiters; as [`Queue::ask`] does.
+    fn found(state: &LockState, rows: &[Queued], asking: &Token, limit: usize) -> Found {
+        let first = rows.len().min(limit);
+        let its = rows[first..].iter().filter(|row| row.waiter.token == *asking);
+        let queue = Queue {
+            rows: rows[..first].iter().chain(its).cloned().collect(),
+            first,
+            is_whole: first < limit,
+            unread: 0,
+        };
+        let (record, state) = (String::new(), state.clone());
+        Found { record, state, now_ms: NOW_MS, waits_by: WaitsBy::Listening, queue }
+    }
+
+    /// Returns the answer, whom it concerns, the holders and the waiters after an operation that reads `limits` of the first waiters.
+    fn outcome<T>(
+        state: &LockState,
+        rows: &[Queued],
+        asking: &Token,
+        limits: &[usize],
+        rules: &impl Fn(&mut LockState, &TableFacts) -> Applied<T>,
+    ) -> (T, Vec<Token>, Vec<HolderState>, Vec<WaiterState>) {
+        let mut rows = rows.to_vec();
+        for limit in limits {
+            let found = found(state, &rows, asking, *limit);
+            let mut after = found.state();
+            let applied = rules(&mut after, &TableFacts::at(NOW_MS));
+            if !found.suffices(&after, &applied) {
+                // They are deleted before more are read.
+                rows.retain(|row| row.waiter.ends_ms > NOW_MS);
+                continue;
+            }
+            let is_read = |row: &&Queued| found.queue.rows.iter().any(|read| read.place == row.place);
+            let unread = rows.iter().filter(|row| !is_read(row) && row.waiter.ends_ms > NOW_MS);
+            let mut waiters = after.waiters.clone();
+            // One that has joined, or was behind those that were not read, comes after them.
+            let last = waiters.pop_if(|waiter| waiter.token == *asking && found.row_is_not_first(asking));
+            waiters.extend(unread.map(|row| row.waiter.clone()).chain(last));
+            waiters.sort_by_key(|waiter| {
+                rows.iter()
+                    .position(|row| row.waiter.token == waiter.token && row.waiter.ends_ms > NOW_MS)
+                    .unwrap_or(rows.len())
+            });
+            return (applied.answer, applied.woken, after.holders, waiters);
+        }
+        panic!("more was not enough");
+    }
+
+    impl Found {
+        fn row_is_not_first(&self, token: &Token) -> bool {
+            self.queue.rows.iter().take(self.queue.first).all(|row| row.waiter.token != *token)
+        }
+    }
+
+    proptest! {
+        /// An operation has the same outcome whether it reads all waiters or only the first ones.
+        #[test]
+        fn the_first_waiters_are_enough(
+            queue in prop::collection::vec((mode(), prop_oneof![1 => -9000i64..1, 3 => 1i64..30_000]), 0..40),
+            holders in 0usize..3,
+            shares in any::<bool>(),
+            asking in 0usize..45,
+            wants in mode(),
+            waiting in any::<bool>(),
+            releases in any::<bool>(),
+        ) {
+            let mut state = LockState { key: "k".into(), ..LockState::default() };
+            for number in 0..holders {
+                state.holders.push(HolderState {
+                    token: token(100 + number),
+                    slot: u32::try_from(number).expect("is small"),
+                    since_ms: NOW_MS - 1000,
+                    mode: if shares { Mode::Shared } else { Mode::EXCLUSIVE },
+                    lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
+                    ..HolderState::default()
+                });
+            }
+            let rows: Vec<Queued> = queue.iter().enumerate().map(|(number, (mode, ends_in))| row(number, *mode, *ends_in)).collect();
+            let asking = token(if releases { 100 } else { asking });
+            let limits: [&[usize]; 2] = [&[FIRST_WAITERS, MORE_WAITERS], &[usize::MAX]];
+            if releases {
+                let rules = |state: &mut LockState, facts: &TableFacts| state.release(&asking, Release::at_once(Ending::Exited(0)), false, facts);
+                let [part, whole] = limits.map(|limits| outcome(&state, &rows, &asking, limits, &rules));
+                prop_assert_eq!(part, whole);
+            } else {
+                let ttl = Ttl::Lasts(Duration::from_secs(30));
+                let claim = Claim { token: asking.clone(), ttl, mode: wants, ..Claim::example() };
+                let on_held = if waiting { OnHeld::Wait { max: None } } else { OnHeld::Leave };
+                let ask = Ask { claim: &claim, leased: true, request: None, on_held };
+                let rules = |state: &mut LockState, facts: &TableFacts| {
+                    let applied = state.acquire(&ask, facts).expect("the fence grows");
+                    // The server counts the waiters ahead.
+                    let answer = match applied.answer {
+                        Acquired::Held { first, place, look_at_ms, last_fence } => {
+                            Acquired::Held { first, place: place.map(|_| 0), look_at_ms, last_fence }
+                        }
+                        answer => answer,
+                    };
+                    Applied { answer, woken: applied.woken, is_unfinished: applied.is_unfinished, begins_lease: applied.begins_lease }
+                };
+                let [part, whole] = limits.map(|limits| outcome(&state, &rows, &asking, limits, &rules));
+                prop_assert_eq!(part, whole);
+            }
+        }
+    }
+
+    #[test]
+    fn one_more_reading_is_enough() {
+        let rows: Vec<Queued> = (0..300).map(|number| row(number, Mode::Shared, 1000)).collect();
+        let found = found(&LockState::default(), &rows, &token(299), MORE_WAITERS);
+        let mut state = found.state();
+        let applied = state.look(&TableFacts::at(NOW_MS));
+        assert!(applied.is_unfinished && found.suffices(&state, &applied));
+        assert_eq!(state.holders.len(), HAND_OFFS_MAX);
+    }
+}

@@ -94,8 +94,7 @@ impl PostgresStore {
             ),
             &[Some(claim.key.as_str()), Some(claim.token.as_str()), Some(&millis(claim.place()).to_string())],
         );
-        // Unlike an operation, so that the two can be distinguished on the wire.
-        batch.add("END", &[]);
+        let commit_at = batch.commit(true);
         let answers = self.connected(deadline)?.run(&batch, deadline);
         if by == WaitsBy::Visiting {
             self.connection = None;
@@ -104,7 +103,7 @@ impl PostgresStore {
             Err(failure) if may_be_overcome(&failure) => return Ok(None),
             answers => answers?,
         };
-        let is_committed = answers.last().is_some_and(|answer| answer.tag == "COMMIT");
+        let is_committed = answers.get(commit_at).is_some_and(|it| it.tag == "COMMIT" && !it.is_unconfirmed);
         match answers.first_mut().and_then(|answer| answer.rows.pop()).filter(|_| is_committed) {
             Some(row) => self.waits(claim, by, row),
             None => Ok(None),

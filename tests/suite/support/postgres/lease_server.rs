@@ -106,7 +106,7 @@ impl LeaseServer for Postgres {
     }
 
     fn word(&self) -> &'static str {
-        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads and prolongations of a place end differently.
+        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads of the record have no such end.
         "\0COMMIT\0"
     }
 
