@@ -110,7 +110,8 @@ class Postgres:
         The log has statements. The reading half ends with the question for the waiters; where that is asked again, for all of them,
         it is a request more.
         """
-        requests, asked = [], {}
+        # A place is prolonged in one request.
+        requests, asked, begun, whole = [], {}, {}, set()
         with open(self.log, encoding="utf-8", errors="replace") as log:
             log.seek(offset)
             for line in log:
@@ -120,15 +121,21 @@ class Postgres:
                     continue
                 if statement.startswith("BEGIN"):
                     asked[pid] = False
+                    begun[pid] = len(requests)
                     requests.append((int(pid), "first half"))
                 elif statement.startswith("COMMIT"):
-                    requests.append((int(pid), "second half"))
-                elif statement.startswith("SELECT place, waiter"):
+                    if pid not in whole:
+                        requests.append((int(pid), "second half"))
+                    whole.discard(pid)
+                elif "SET ends_ms = greatest" in statement:
+                    requests[begun[pid]] = (int(pid), "place")
+                    whole.add(pid)
+                elif statement.startswith("SELECT now.ms"):
                     if asked.get(pid):
-                        requests.append((int(pid), "all waiters"))
+                        requests.append((int(pid), "more waiters"))
                     asked[pid] = True
-                elif statement.startswith("SELECT is_granted"):
-                    requests.append((int(pid), "own row"))
+                elif statement.startswith("SELECT state, key") and "OPERATOR" in statement:
+                    requests.append((int(pid), "record"))
         return requests
 
 
