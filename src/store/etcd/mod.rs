@@ -57,7 +57,7 @@ const CONTENDED: u32 = 6;
 pub struct EtcdStore {
     client: Client,
     timeout: Duration,
-    /// The name of our row in the queue, and its lease, as of the last answer.
+    /// The name of our row in the queue, and its lease as of the last answer; 0: a request since then was not answered.
     own_row: Option<(String, i64)>,
     /// The cluster's revision as of that answer: what came later is to be heard.
     seen_revision: i64,
@@ -191,7 +191,13 @@ impl Store for EtcdStore {
         let subject = Subject { may_wait, place, needs_all_waiters, ..by(claim) };
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
-        let committed = committed.map_err(|failure| self.failed(&failure))?;
+        let committed = committed.map_err(|failure| {
+            // The lock may have been handed to us since, and its lease is not prolonged before we know.
+            if let Some((_, lease)) = &mut self.own_row {
+                *lease = 0;
+            }
+            self.failed(&failure)
+        })?;
         let now = Now::unix(committed.now_ms);
         match committed.answer {
             Acquired::Mine { fence, slot, .. } => {

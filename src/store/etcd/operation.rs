@@ -134,12 +134,11 @@ impl EtcdStore {
         }
     }
 
-    /// Reads the lock for the first attempt. If the asking client waits, also keeps the lease of its place alive.
+    /// Reads the lock for the first attempt. If the asking client waits, as far as it knows, also keeps the lease of its place alive.
     fn read_first(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
         let (scope, deadline) = (&attempt.scope, attempt.deadline);
-        let (OwnRow::Named(_), Some(place), Some((row, lease))) =
-            (&scope.own_row, attempt.subject.place, self.own_row.clone())
-        else {
+        let row = self.own_row.clone().filter(|(_, lease)| *lease != 0);
+        let (OwnRow::Named(_), Some(place), Some((row, lease))) = (&scope.own_row, attempt.subject.place, row) else {
             return self.read(scope, deadline);
         };
         let (found, lasts) = self.keep_alive(&row, lease, scope, deadline)?;
@@ -185,7 +184,7 @@ impl EtcdStore {
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
             forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &after),
         };
-        let change = draft.change(&mut attempt.leases);
+        let mut change = draft.change(&mut attempt.leases);
         if let Some(refused) = change.refused {
             return Err(Failure::RecordTooLong(refused));
         }
@@ -193,7 +192,7 @@ impl EtcdStore {
         if !change.is_empty() {
             let uses_old = change.uses_created(&attempt.leases);
             let held = subject.asking.filter(|asking| holds(asking, &after));
-            let transacted = match self.commit(&change, attempt, held.is_none()) {
+            let transacted = match self.commit(&mut change, attempt, held.is_none()) {
                 Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
                     // A lease that an earlier attempt has created was not used in time.
                     attempt.leases = NewLeases::default();
@@ -253,15 +252,16 @@ impl EtcdStore {
     /// gives up, and holds nothing by the change, also revokes the leases that are unused after it.
     fn commit(
         &mut self,
-        change: &Change,
+        change: &mut Change,
         attempt: &mut Attempt<'_>,
         holds_nothing: bool,
     ) -> Result<Transacted, Failure> {
         let new = change.new_grants(&attempt.leases);
-        let revoked = if attempt.subject.gives_up && holds_nothing { &change.unused_leases[..] } else { &[] };
+        let revokes = attempt.subject.gives_up && holds_nothing;
+        let revoked = if revokes { std::mem::take(&mut change.unused_leases) } else { Vec::new() };
         let mut requests: Vec<_> = new.iter().map(|(lease, seconds)| api::grant(*lease, *seconds)).collect();
         requests.push(change.transaction(&attempt.scope));
-        requests.extend(revoked.iter().map(|lease| api::revoke(*lease)));
+        requests.extend(revoked.into_iter().map(api::revoke));
         let responses = self.client.exchange(&requests, Effect::Writes, attempt.deadline)?;
         let mut first_failure = None;
         for (grant, (lease, _)) in responses.iter().zip(&new) {

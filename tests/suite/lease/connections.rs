@@ -138,6 +138,9 @@ on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     }
     holder.end();
     next.wait_for_line("ready");
+    if store.as_etcd().is_some() {
+        eventually(LONG, "a renewal is held back: its waiter sent nothing", || proxy.held() > 0);
+    }
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
     eventually_in_time("a late request arrives", || proxy.delivered() > before);

@@ -64,7 +64,7 @@ fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
         etcd.add_waiter("k", &json!({ "token": token, "joined_ms": 1, "mode": { "slots": 1 }, "who": {} }));
     }
     let proxy = store.proxy();
-    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--store-timeout", "500ms"]);
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--ttl", "6s", "--store-timeout", "500ms"]);
     let mut waiter = call.command(["echo", "ran"]).spawn();
     waiter.wait_for_stderr("waiting");
     let own = etcd.rows("k").pop().expect("it is the last one");
