@@ -83,7 +83,9 @@ pub(super) struct Draft<'a> {
     /// Whether the lease of the asking client is renewed, see
     /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
     pub(super) begins_lease: bool,
-    /// If the asking client waits by this: the lease that was kept alive for its place, or 0.
+    /// Whether the asking client may wait by this.
+    pub(super) may_wait: bool,
+    /// The lease that was kept alive for its place.
     pub(super) kept: Option<i64>,
     /// The token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
     /// the life keeps the others from the lock, because the command still runs.
@@ -226,11 +228,11 @@ impl Draft<'_> {
     /// If the asking client waits, makes sure that its place lasts long enough: joins the queue, or puts its row on a new lease, unless
     /// that of the row was kept alive.
     fn keep_place(&self, change: &mut Change, leases: &mut NewLeases) {
-        let Some((kept, asking)) = self.kept.zip(self.asking) else { return };
+        let Some(asking) = self.asking.filter(|_| self.may_wait) else { return };
         let Some(waiter) = self.waiter(asking) else { return };
         let row = self.found().row_of(asking).filter(|row| row.waiter.mode == waiter.mode);
         let is_same = |row: &Row| WaiterState { ends_ms: row.waiter.ends_ms, ..waiter.clone() } == row.waiter;
-        if row.is_some_and(|row| row.lease == kept && is_same(row)) {
+        if row.is_some_and(|row| self.kept == Some(row.lease) && is_same(row)) {
             return;
         }
         let lease = change.new_lease(asking, Duration::from_millis(waiter.place_ms), leases);

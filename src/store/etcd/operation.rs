@@ -179,7 +179,8 @@ impl EtcdStore {
             after: &after,
             woken: &applied.woken,
             begins_lease: applied.begins_lease,
-            kept: subject.place.map(|_| attempt.kept.unwrap_or_default()),
+            may_wait: subject.place.is_some(),
+            kept: attempt.kept,
             given_up: subject.asking.filter(|_| subject.gives_up),
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
             forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &after),
