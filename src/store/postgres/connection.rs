@@ -23,6 +23,8 @@ use crate::sys::clock::Moment;
 const ANSWER_MAX: usize = record_limit::BYTES + (1 << 20);
 
 /// An open connection.
+// Each is a fact of its own about the session.
+#[allow(clippy::struct_excessive_bools)]
 pub(super) struct Connection {
     stream: Stream,
     input: BytesMut,

@@ -230,7 +230,7 @@ impl Store for PostgresStore {
         let may_be_new = self.wait.is_none();
         // One that waits prolongs its place before the next attempt.
         let row_wait = self.wait.as_ref().map_or(Duration::MAX, |_| claim.place() / ASKS_PER_PLACE);
-        let subject = Subject { counts_waiting, answer_by, row_wait, may_be_new, ..by(claim) };
+        let subject = Subject { counts_waiting, answer_by, may_be_new, row_wait, ..by(claim) };
         // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| {
             // The rules know nothing of the waiters that were not read.
