@@ -220,7 +220,7 @@ fn at_key(url: &str, number: usize) -> Lockrun {
     Lockrun::at(url).args(["--key", &format!("held {number}")])
 }
 
-// A run goes on waiting when the server ends its idle session between two heartbeats, and the doctor says what is wrong.
+// A run goes on waiting when the server ends its idle session between two of its requests, and the doctor says what is wrong.
 #[test]
 fn sessions_that_do_not_last() {
     let postgres = with(&["idle_session_timeout=500ms"]);
@@ -230,7 +230,7 @@ fn sessions_that_do_not_last() {
     let holder = waiting_for_its_end(&call);
     let waiter = call.args(["--wait", "-v"]).sh("echo mine").spawn();
     eventually(LONG, "it waits", || postgres.waiting("idle").len() == 1);
-    let session = "SELECT coalesce(max(session), 0) FROM lockrun.waiters";
+    let session = "SELECT coalesce(max(channel), '0') FROM lockrun.waiters";
     let first = postgres.ask(session);
     eventually(LONG, "it has another session", || !["0\n", first.as_str()].contains(&postgres.ask(session).as_str()));
     holder.finish().exited(0);

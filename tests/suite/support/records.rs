@@ -38,16 +38,22 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
                 state["holders"][0]["who"] = who.clone();
                 state["last"]["who"] = who.clone();
             });
-            postgres.add_waiter(key, &json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who }));
+            postgres.add_waiter(key, &waiting(&who));
         }
         Store::Etcd(etcd) => {
             etcd.edit(key, |state| {
                 state["holders"][0]["who"] = who.clone();
                 state["last"]["who"] = who.clone();
             });
-            etcd.add_waiter(key, &json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who }));
+            etcd.add_waiter(key, &waiting(&who));
         }
     }
+}
+
+/// Returns the state of a waiter whose place lasts for long.
+fn waiting(who: &Value) -> Value {
+    let ends_ms = 9_000_000_000_000_u64;
+    json!({ "token": "waiter", "joined_ms": 1, "mode": { "slots": 1 }, "who": who, "place_ms": 30_000, "ends_ms": ends_ms })
 }
 
 /// Sets the beginning and the end of a lock's last run to this time, in milliseconds since 1970.
