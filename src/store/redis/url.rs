@@ -75,8 +75,7 @@ impl Role {
 impl Server {
     /// Returns the number of the database, and the grace if there is one, as the scripts take them.
     pub(super) fn database_and_grace(&self) -> String {
-        let grace = (self.grace_ms > 0).then(|| format!(" {}", self.grace_ms)).unwrap_or_default();
-        format!("{}{grace}", self.database)
+        if self.grace_ms > 0 { format!("{} {}", self.database, self.grace_ms) } else { self.database.to_string() }
     }
 
     /// Returns the same server at another host and port.
@@ -153,12 +152,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
-    let grace_ms = read_grace(parameters.take("grace").as_deref())?;
-    if grace_ms > 0 && !matches!(scheme, "redis" | "rediss" | "redis+unix") {
-        return Err(
-            "has a grace, which is only for one Redis; after a failover nothing is granted for a while anyway".into()
-        );
-    }
+    let grace_ms = read_grace(parameters.take("grace").as_deref(), scheme)?;
     if scheme == "redis+unix" {
         check_separators(path, "path", AFTER_PATHS)?;
         let path = decoded_path(&format!("/{path}"));
@@ -255,9 +249,14 @@ fn read_database(number: Option<&str>) -> Result<u32, String> {
 }
 
 /// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a password.
-fn read_grace(text: Option<&str>) -> Result<u64, String> {
-    let grace = text.map_or(Ok(Duration::ZERO), duration::parse);
-    grace.map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
+fn read_grace(text: Option<&str>, scheme: &str) -> Result<u64, String> {
+    let Some(text) = text else { return Ok(0) };
+    if !matches!(scheme, "redis" | "rediss" | "redis+unix") {
+        return Err(
+            "has a grace, which only one Redis has; after a failover nothing is granted for a while anyway".into()
+        );
+    }
+    duration::parse(text).map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
 }
 
 /// Reads `HOST:PORT,HOST:PORT`. Returns at least one.
