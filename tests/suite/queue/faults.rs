@@ -9,7 +9,6 @@ use crate::support::calm::in_time;
 use crate::support::crowd;
 use crate::support::hand::{renew, token};
 use crate::support::places::keep_their_places;
-use crate::support::processes::send;
 use crate::support::proxy::Mode;
 use crate::support::queue::{Record, now};
 use crate::support::store::on_every_lease_store;
@@ -200,23 +199,6 @@ on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     proxy.set(Mode::Pass);
     queue.all_end();
     ran.in_order([1, 3, 5, 7]).without_gap(freed_at, UNUSED + ALLOWANCE);
-});
-
-// "A wake-up that comes late is judged by H alone": one that is read after the lease has ended starts nothing beside the next run.
-on_every_lease_store!(a_wake_up_is_read_after_the_lease, |store| {
-    let holder = Holder::new(store, "late");
-    let mut queue = Queue::new(store, "late").with(&["--ttl", "1s"]);
-    queue.join(1);
-    queue = queue.doing("sleep 2");
-    queue.join(1);
-    queue.settles();
-    // lockrun goes on.
-    let guardians = queue.waiter(0).guardians();
-    guardians.iter().for_each(|guardian| send(*guardian, Signal::SIGSTOP));
-    holder.end();
-    queue.have_begun(&["1"]);
-    guardians.iter().for_each(|guardian| send(*guardian, Signal::SIGCONT));
-    queue.end().in_order([1, 0]);
 });
 
 // Others are stopped, too, and the server does not notice: the first and the second, more than half of all, and all but the last.

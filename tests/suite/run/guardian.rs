@@ -1,4 +1,4 @@
-//! Under a lease the guardian does the work: it waits, claims, runs the command and releases. What happens when it or lockrun dies or is
+//! Under a lease the guardian does the work: it waits, runs the command and releases. What happens when it or lockrun dies or is
 //! stopped, mostly before COMMAND starts; for the rest see `faults` and `outliving`.
 
 use std::time::Duration;
@@ -21,34 +21,23 @@ use crate::support::{
     Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, stays_true_for, witness,
 };
 
-/// Two waiters, of which the first is granted the lock. It claims the lock, and its claim is held up on its way.
+/// Two waiters. The lock was handed to the first of them while its guardian was stopped.
 struct Scene<'a> {
     queue: Queue<'a>,
-    proxy: Proxy,
     /// The first waiter's guardian.
     guardian: i32,
 }
 
 impl<'a> Scene<'a> {
     fn new(store: &'a Store, key: &str, options: &[&str]) -> Self {
-        let proxy = store.proxy();
-        // This gives a Redis server the scripts of a waiter's claim.
         let holder = Holder::new(store, key);
-        let mut queue = Queue::new(store, key);
-        queue.join(1);
-        holder.end();
-        queue.end().in_order([0]);
-        let holder = Holder::new(store, key);
-        let mut queue = Queue::through(&proxy.url(), store, key).with(options);
-        queue.join(1);
-        let mut queue = queue.by(&store.url()).with(options);
-        queue.join(1);
+        let mut queue = Queue::new(store, key).with(options);
+        queue.join(2);
         queue.settles();
         let guardian = guardian_of(&mut queue, 0);
-        proxy.set(Mode::HoldUpTo(u64::MAX));
+        stop(guardian);
         holder.end();
-        eventually(LONG, "its claim is on its way", || proxy.held() > 0);
-        Scene { queue, proxy, guardian }
+        Scene { queue, guardian }
     }
 }
 
@@ -82,13 +71,11 @@ on_every_lease_store!(lockrun_is_killed_while_it_waits, |store| {
     queue.end().in_order([1]);
 });
 
-// The same, while a claim is on its way. It may still arrive, so the next waiter goes on when that lease has expired.
-on_every_lease_store!(lockrun_is_killed_while_it_claims, |store| {
-    let options = ["--ttl", "3s", "--store-timeout", "300ms"];
-    let Scene { mut queue, proxy, guardian } = Scene::new(store, "killed-claiming", &options);
+// The same when the lock was handed to it: the next waiter goes on when that lease has expired.
+on_every_lease_store!(lockrun_is_killed_when_the_lock_is_handed_to_it, |store| {
+    let Scene { mut queue, guardian } = Scene::new(store, "killed-holding", &["--ttl", "3s"]);
     send(queue.waiter(0).pid(), Signal::SIGKILL);
     eventually(LONG, "the guardian has gone, too", || !is_alive(guardian));
-    proxy.set(Mode::Pass);
     queue.kill(0);
     queue.end().in_order([1]);
 });
@@ -105,12 +92,11 @@ on_every_lease_store!(the_guardian_is_killed_while_it_waits, |store| {
     queue.end().in_order([1]);
 });
 
-// The same, while a claim is on its way: the claim does not get the lock when it arrives.
-on_every_lease_store!(the_guardian_is_killed_while_it_claims, |store| {
-    let Scene { mut queue, proxy, guardian } = Scene::new(store, "claimant-killed", &[]);
+// The same when the lock was handed to it: lockrun gives it up.
+on_every_lease_store!(the_guardian_is_killed_when_the_lock_is_handed_to_it, |store| {
+    let Scene { mut queue, guardian } = Scene::new(store, "holder-killed", &[]);
     send(guardian, Signal::SIGKILL);
     eventually(LONG, "the guardian is dead", || !is_alive(guardian));
-    proxy.set(Mode::Pass);
     queue.take(0).wait().exited(125).said("guardian");
     queue.end().in_order([1]);
 });
@@ -206,10 +192,10 @@ on_every_lease_store!(a_signal_arrives_at_a_guardian_that_is_about_to_stop, |sto
     assert!(is_free(store, "stopping"));
 });
 
-// "Only a claim that the server confirms starts COMMAND": one that comes too late is rejected.
-on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
+// "A wake-up that comes late is judged by H alone": one that is read after the lease has ended starts nothing, and the waiter waits again.
+on_every_lease_store!(a_wake_up_is_read_after_the_lease, |store| {
     let holder = Holder::new(store, "refused");
-    let mut queue = Queue::new(store, "refused");
+    let mut queue = Queue::new(store, "refused").with(&["--ttl", "2s"]);
     let gate = TempDir::new().expect("a temporary directory");
     let opened = gate.path().join("opened");
     queue.join(1);
@@ -225,36 +211,6 @@ on_every_lease_store!(a_claim_that_comes_too_late_is_refused, |store| {
     assert_eq!(queue.begun(), ["1"], "its command has not begun");
     std::fs::write(&opened, "").expect("the gate opens");
     queue.end().in_order([1, 0]);
-});
-
-// "From COMMAND's first instruction no other run holds the same key": a lease that expired before COMMAND could start was not lost while
-// COMMAND ran, whatever `--on-lost` says.
-on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
-    for _ in 0..3 {
-        let store = &store.another();
-        let Scene { mut queue, proxy, guardian } = Scene::new(store, "too-late", &["--ttl", "4s", "--on-lost", "warn"]);
-        stop(guardian);
-        proxy.set(Mode::Pass);
-        queue.have_begun(&["1"]);
-        let fence = || status(store, "too-late")["fence"].as_u64().expect("a fence");
-        let fence_before = fence();
-        send(guardian, Signal::SIGCONT);
-        let output = queue.take(0).wait();
-        if output.status == Some(0) {
-            // The server did not wait for the claim, and it was made again: not what is tested here. On PostgreSQL the waiter asks again in
-            // any case.
-            assert!(fence() > fence_before, "its command has run, and its lease was over");
-            queue.all_end();
-            if store.as_postgres().is_some() {
-                return;
-            }
-            continue;
-        }
-        output.exited(69).said("too little of its lease was left");
-        queue.end().in_order([1]);
-        return;
-    }
-    late("in each of three attempts the server did not wait for the claim");
 });
 
 // "If that fails, COMMAND's own status still counts": the release may take longer than what is left of the lease.
@@ -288,55 +244,6 @@ on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_sto
     let call = call.args(["--renew-every", "600ms", "--store-timeout", "1800ms"]).command(["/nonexistent/command"]);
     proxy.set(Mode::DelayAnswers(Duration::from_millis(1500)));
     call.run().exited(127).said("there is no such program");
-});
-
-// "Only a reply moves H, by its own request's `sent_at`": the lease of a claim that had to be made twice counts from the first time. Here
-// the first answer is lost, the second one comes late, and then the network is cut.
-on_every_lease_store!(a_lease_begins_with_the_first_claim, |store| {
-    let server = store.server();
-    let proxy = store.proxy();
-    let records = memory::directory();
-    let record = records.path().join("record");
-    let options =
-        ["--ttl", "4s", "--renew-every", "1s", "--store-timeout", "1500ms", "--kill-after", "500ms", "--wait"];
-    let start = |url: &str, tag| {
-        let call = Lockrun::at(url).key("claimed-twice").args(options);
-        call.command(witness::command(&record, tag, &[])).spawn()
-    };
-    let waiting = || store.server().waiting("claimed-twice").len();
-    // This gives a Redis server the scripts of a waiter's claim.
-    let holder = Holder::new(store, "claimed-twice");
-    let mut queue = Queue::new(store, "claimed-twice");
-    queue.join(1);
-    holder.end();
-    queue.end().in_order([0]);
-    let holder = Holder::new(store, "claimed-twice");
-    let mut old = start(&proxy.url(), "old");
-    eventually(LONG, "the first one waits", || waiting() == 1);
-    let mut next = start(&store.url(), "next");
-    eventually(LONG, "both sleep", || waiting() == 2 && server.asleep() == 2);
-    let guardian = children(old.pid())[0];
-    stop(guardian);
-    let before = proxy.passed();
-    holder.end();
-    if server.wakes_waiters() {
-        eventually(LONG, "there is mail", || proxy.passed() > before);
-    }
-    proxy.set(Mode::SwallowAnswers);
-    send(guardian, Signal::SIGCONT);
-    eventually(LONG, "its claim has arrived", || waiting() == 1);
-    // Less than its time-out.
-    stays_true_for(Duration::from_millis(1200), "it has no answer", || old.stdout().is_empty());
-    proxy.set(Mode::Pass);
-    server.hang_up();
-    old.wait_for_line("ready");
-    proxy.set(Mode::Swallow);
-    next.wait_for_line("ready");
-    eventually(LONG, "the second one stamps", || witness::lives(&record).len() == 2);
-    next.kill_everything();
-    old.wait().exited(79).said("lost");
-    let lives = witness::lives(&record);
-    assert!(witness::smallest_margin(&lives) > Some(0), "{lives:?}");
 });
 
 // lockrun does not read every renewal message, yet it learns how the run ended when there were many.
