@@ -62,6 +62,16 @@ pub(super) struct Life {
     pub(super) end: Option<LifeEnd>,
 }
 
+/// A life or a row that is attached to a lease.
+#[derive(Clone, Debug)]
+pub(super) struct Attached {
+    pub(super) name: String,
+    /// 0: a request since then was not answered, so it is uncertain.
+    pub(super) lease: i64,
+    /// The member that said so, and its term.
+    pub(super) seen_by: (String, String),
+}
+
 /// The end of the life of a holder whose lease `break` has revoked. Every user of the cluster, even one without any right, can
 /// keep a lease of etcd alive, and so the life of a dead holder. Only the member that was asked then judges this end: no two
 /// clocks are compared.

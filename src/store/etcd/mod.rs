@@ -44,6 +44,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
 use facts::EtcdFacts;
 use failure::Failure;
+use found::Attached;
 use operation::{Committed, Subject};
 use url::Cluster;
 use waiting::Watch;
@@ -57,8 +58,8 @@ const CONTENDED: u32 = 6;
 pub struct EtcdStore {
     client: Client,
     timeout: Duration,
-    /// The name of our row in the queue, and its lease as of the last answer; 0: a request since then was not answered.
-    own_row: Option<(String, i64)>,
+    /// Our row in the queue, as of the last answer.
+    own_row: Option<Attached>,
     /// The cluster's revision as of that answer: what came later is to be heard.
     seen_revision: i64,
     /// The watch through which we hear of our turn.
@@ -193,8 +194,8 @@ impl Store for EtcdStore {
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let committed = committed.map_err(|failure| {
             // The lock may have been handed to us since, and its lease is not prolonged before we know.
-            if let Some((_, lease)) = &mut self.own_row {
-                *lease = 0;
+            if let Some(row) = &mut self.own_row {
+                row.lease = 0;
             }
             self.failed(&failure)
         })?;
@@ -273,7 +274,7 @@ impl Store for EtcdStore {
         });
         if cancelled.is_err() && claim.request.is_none() {
             // Only this claim can have anything on that lease.
-            self.unused_leases.extend(self.own_row.take().map(|(_, lease)| lease));
+            self.unused_leases.extend(self.own_row.take().map(|row| row.lease));
         }
         self.leave();
         self.revoke_unused_leases();

@@ -4,12 +4,12 @@
 use std::thread;
 use std::time::Duration;
 
-use super::api::{self, Transacted};
+use super::api::{self, Header, Transacted};
 use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
 use super::facts::EtcdFacts;
 use super::failure::Failure;
-use super::found::{FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
+use super::found::{Attached, FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::pauses::Pauses;
@@ -137,12 +137,12 @@ impl EtcdStore {
     /// Reads the lock for the first attempt. If the asking client waits, as far as it knows, also keeps the lease of its place alive.
     fn read_first(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
         let (scope, deadline) = (&attempt.scope, attempt.deadline);
-        let row = self.own_row.clone().filter(|(_, lease)| *lease != 0);
-        let (OwnRow::Named(_), Some(place), Some((row, lease))) = (&scope.own_row, attempt.subject.place, row) else {
+        let row = self.own_row.clone().filter(|row| row.lease != 0);
+        let (OwnRow::Named(_), Some(place), Some(row)) = (&scope.own_row, attempt.subject.place, row) else {
             return self.read(scope, deadline);
         };
-        let (found, lasts) = self.keep_alive(&row, lease, scope, deadline)?;
-        attempt.kept = (lasts >= place).then_some(lease);
+        let (found, lasts) = self.keep_alive(&row, scope, deadline)?;
+        attempt.kept = (lasts >= place).then_some(row.lease);
         Ok(found)
     }
 
@@ -189,7 +189,7 @@ impl EtcdStore {
         if let Some(refused) = change.refused {
             return Err(Failure::RecordTooLong(refused));
         }
-        let mut revision = found.revision;
+        let (mut revision, mut answered_by) = (found.revision, found.member_and_term.clone());
         if !change.is_empty() {
             let uses_old = change.uses_created(&attempt.leases);
             let held = subject.asking.filter(|asking| holds(asking, &after));
@@ -210,13 +210,19 @@ impl EtcdStore {
                 let is_urgent = attempt.subject.asking.is_some_and(|asking| holds(asking, &before));
                 return Ok(Attempted::Lost { found: attempt.scope.read(transacted)?, is_urgent });
             }
-            revision = transacted.header.revision;
+            let Header { member_id, raft_term, .. } = transacted.header;
+            (revision, answered_by) = (transacted.header.revision, (member_id, raft_term));
         }
         self.client.may_be_done = false;
         let waiting = attempt.subject.asking.and_then(|asking| after.waiters.iter().find(|it| it.token == *asking));
         let unread_ahead = waiting.map_or(0, |waiter| found.unread_ahead(&waiter.token));
         let is_blocked = waiting.is_some_and(|waiter| after.has_room(waiter.mode));
-        self.note_leases(change, attempt, found, waiting.is_some());
+        if attempt.subject.place.is_some() {
+            let row = waiting.and_then(|waiter| found.row_of(&waiter.token));
+            let row = change.own_row.take().or_else(|| row.map(|row| (row.name.clone(), row.lease)));
+            self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
+        }
+        self.note_leases(change, attempt, found);
         let Applied { answer, is_unfinished, .. } = applied;
         Ok(Attempted::Done(Committed { answer, now_ms, revision, unread_ahead, is_blocked, is_unfinished }))
     }
@@ -233,20 +239,16 @@ impl EtcdStore {
         self.read(&attempt.scope, attempt.deadline)
     }
 
-    /// Notes which leases are unused after a change to what was `found`, and which row is ours.
+    /// Notes which leases are unused after a change to what was `found`.
     ///
     /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
     /// already, and a lease that is replaced may be replaced by itself.
-    fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Found, waits: bool) {
+    fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Found) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
         let created = std::mem::take(&mut attempt.leases).without(&used);
         self.unused_leases.extend(created.into_iter().filter(|lease| !is_attached(lease)));
         self.unused_leases.extend(change.unused_leases.into_iter().filter(|lease| !used.contains(lease)));
-        if attempt.subject.place.is_some() {
-            let row = attempt.subject.asking.filter(|_| waits).and_then(|asking| found.row_of(asking));
-            self.own_row = change.own_row.or_else(|| row.map(|row| (row.name.clone(), row.lease)));
-        }
     }
 
     /// Makes a change. Returns the transaction's answer: if another operation was quicker, the lock as it is now. If the asking client
@@ -291,7 +293,7 @@ impl EtcdStore {
     pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
         let own_row = match &self.own_row {
             // If `may_be_done`, we may have joined again unnoticed, in another row.
-            Some((name, _)) if subject.has_row && !self.client.may_be_done => OwnRow::Named(name.clone()),
+            Some(row) if subject.has_row && !self.client.may_be_done => OwnRow::Named(row.name.clone()),
             _ if subject.may_wait => OwnRow::Unknown,
             _ => OwnRow::None,
         };

@@ -2,15 +2,15 @@
 //!
 //! Normally a holder's lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
 //! can be written, and the lease is kept alive instead, as that of a waiter always is. A leader does that alone, and may not know
-//! yet that it was replaced; so it counts only if the same member read the lock before and after it in the same term, because a
+//! yet that it was replaced; so it counts only if the same member has answered before and after it in the same term, because a
 //! term has only one leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
 
 use std::time::Duration;
 
-use super::api::{self, LeaseMessage, Operation};
+use super::api::{self, LeaseMessage};
 use super::client::Effect;
 use super::failure::Failure;
-use super::found::{Found, Scope};
+use super::found::{Attached, Found, Scope};
 use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
@@ -43,8 +43,10 @@ impl EtcdStore {
     fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });
-        let Some(lease) = self.read(&scope, deadline)?.lease_of(token) else { return Ok(false) };
-        let (found, lasts) = self.keep_alive(&scope.names.life(token), lease, &scope, deadline)?;
+        let before = self.read(&scope, deadline)?;
+        let Some(lease) = before.lease_of(token) else { return Ok(false) };
+        let life = Attached { name: scope.names.life(token), lease, seen_by: before.member_and_term };
+        let (found, lasts) = self.keep_alive(&life, &scope, deadline)?;
         let is_ours = found.stored.holders.iter().any(|holder| holder.token == *token && holder.is_renewable());
         Ok(is_ours
             && match ttl {
@@ -55,29 +57,24 @@ impl EtcdStore {
             })
     }
 
-    /// Keeps a lease alive to which `key` is attached, a life or a row of the lock, and reads the lock, in one flight. Returns what was
-    /// found, and how long the lease lasts from a moment within this call; zero: that is not certain, or the key is not attached to it.
+    /// Keeps alive the lease of a life or a row of the lock, and reads the lock, in one flight. Returns what was found, and how long the
+    /// lease lasts from a moment within this call; zero: that is not certain, or the key is not attached to it any more.
     pub(super) fn keep_alive(
         &mut self,
-        key: &str,
-        lease: i64,
+        key: &Attached,
         scope: &Scope,
         deadline: Moment,
     ) -> Result<(Found, Duration), Failure> {
-        let read_key = api::transaction(&[], &[Operation::Get(key.to_owned())], &[]);
-        let flight = [read_key, api::keep_alive(lease), scope.request()];
-        let responses = self.client.exchange(&flight, Effect::Reads, deadline)?;
-        let [before, kept, after] = &responses[..] else { return Err(Failure::Closed) };
-        let (before, found) = (transacted(before)?, scope.read(transacted(after)?)?);
+        let responses =
+            self.client.exchange(&[api::keep_alive(key.lease), scope.request()], Effect::Reads, deadline)?;
+        let [kept, read] = &responses[..] else { return Err(Failure::Closed) };
+        let found = scope.read(transacted(read)?)?;
         let seconds = match Failure::of_response(kept) {
             Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => 0,
             Some(failure) => return Err(failure),
             None => api::read::<LeaseMessage>(&kept.body)?.result.ttl,
         };
-        let mut keys = before.responses.iter().flat_map(|step| &step.response_range.kvs);
-        let was_attached = keys.any(|kv| kv.lease == lease);
-        let is_same_leader = (before.header.member_id, before.header.raft_term) == found.member_and_term;
-        let counts = was_attached && is_same_leader && found.leases().any(|attached| attached == lease);
+        let counts = found.member_and_term == key.seen_by && found.leases().any(|lease| lease == key.lease);
         let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         Ok((found, if counts { lasts } else { Duration::ZERO }))
     }

@@ -47,7 +47,7 @@ fn a_lease_is_replaced_while_status_asks() {
     assert!(left.is_some_and(|left| left > 500_000), "{status}");
 }
 
-// "A keep-alive counts only between two reads": a waiter whose watch fails keeps its place by its requests, in the same row.
+// "A keep-alive counts only between two answers in one term": a waiter whose watch fails keeps its place by its requests, in the same row.
 #[test]
 fn a_waiter_keeps_its_place_while_its_watch_fails() {
     let store = Store::Etcd(Etcd::of(1));
