@@ -45,7 +45,7 @@ use client::{Client, Effect};
 use facts::EtcdFacts;
 use failure::Failure;
 use found::Attached;
-use operation::{Committed, Subject};
+use operation::{Committed, RowUse, Subject};
 use url::Cluster;
 use waiting::Watch;
 
@@ -161,20 +161,12 @@ impl EtcdStore {
 
 /// Returns the subject of an operation by the claim.
 fn by(claim: &Claim) -> Subject<'_> {
-    Subject { asking: Some(&claim.token), has_row: true, ..on(&claim.key) }
+    Subject { asking: Some(&claim.token), row: RowUse::IfKnown, ..on(&claim.key) }
 }
 
 /// Returns the subject of an operation on a lock.
 fn on(key: &Key) -> Subject<'_> {
-    Subject {
-        key,
-        asking: None,
-        has_row: false,
-        may_wait: false,
-        place: None,
-        gives_up: false,
-        needs_all_waiters: false,
-    }
+    Subject { key, asking: None, row: RowUse::Ignored, place: None, gives_up: false, needs_all_waiters: false }
 }
 
 impl Store for EtcdStore {
@@ -188,8 +180,9 @@ impl Store for EtcdStore {
         let sent_at = Moment::now();
         // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
+        let row = if may_wait { RowUse::Sought } else { RowUse::IfKnown };
         let place = (if_held != IfHeld::Leave).then(|| claim.place());
-        let subject = Subject { may_wait, place, needs_all_waiters, ..by(claim) };
+        let subject = Subject { row, place, needs_all_waiters, ..by(claim) };
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let committed = committed.map_err(|failure| {
@@ -268,7 +261,7 @@ impl Store for EtcdStore {
         // The request itself has taken its time already.
         let timeout = self.timeout / 2;
         // Under a token of the user's own, a command may run.
-        let subject = Subject { may_wait: true, gives_up: claim.request.is_none(), ..by(claim) };
+        let subject = Subject { row: RowUse::Sought, gives_up: claim.request.is_none(), ..by(claim) };
         let cancelled = self.until_answered(subject, timeout, |state, facts| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, facts)
         });

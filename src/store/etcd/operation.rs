@@ -26,16 +26,25 @@ pub(super) struct Subject<'a> {
     pub(super) key: &'a Key,
     /// The token that asks.
     pub(super) asking: Option<&'a Token>,
-    /// Whether our row in the queue matters, if we have one.
-    pub(super) has_row: bool,
-    /// Whether that token may be in the queue without our knowledge.
-    pub(super) may_wait: bool,
+    /// Whether its row in the queue matters, if it has one.
+    pub(super) row: RowUse,
     /// How long the place in the queue must last, if the operation may wait.
     pub(super) place: Option<Duration>,
     /// Whether no command runs under that token any more.
     pub(super) gives_up: bool,
     /// Whether all waiters matter, not only the first.
     pub(super) needs_all_waiters: bool,
+}
+
+/// Whether the row of the asking client matters to an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowUse {
+    /// No.
+    Ignored,
+    /// If we know of it.
+    IfKnown,
+    /// The token may be in the queue without our knowledge.
+    Sought,
 }
 
 /// The result of an operation.
@@ -72,7 +81,7 @@ enum Attempted<T> {
     Again,
     /// Another operation was quicker. `found`: what it has left; `is_urgent`: whether others should give way to this one.
     Lost {
-        found: Found,
+        found: Box<Found>,
         is_urgent: bool,
     },
 }
@@ -129,7 +138,7 @@ impl EtcdStore {
             found = match self.attempt(attempt, &found, rules)? {
                 Attempted::Done(committed) => return Ok(committed),
                 Attempted::Again => self.read(&attempt.scope, attempt.deadline)?,
-                Attempted::Lost { found, is_urgent } => self.give_way(attempt, found, is_urgent)?,
+                Attempted::Lost { found, is_urgent } => self.give_way(attempt, *found, is_urgent)?,
             };
         }
     }
@@ -208,7 +217,7 @@ impl EtcdStore {
                     return Ok(Attempted::Again);
                 }
                 let is_urgent = attempt.subject.asking.is_some_and(|asking| holds(asking, &before));
-                return Ok(Attempted::Lost { found: attempt.scope.read(transacted)?, is_urgent });
+                return Ok(Attempted::Lost { found: Box::new(attempt.scope.read(transacted)?), is_urgent });
             }
             let Header { member_id, raft_term, .. } = transacted.header;
             (revision, answered_by) = (transacted.header.revision, (member_id, raft_term));
@@ -260,8 +269,8 @@ impl EtcdStore {
         holds_nothing: bool,
     ) -> Result<Transacted, Failure> {
         let new = change.new_grants(&attempt.leases);
-        let revokes = attempt.subject.gives_up && holds_nothing;
-        let revoked = if revokes { std::mem::take(&mut change.unused_leases) } else { Vec::new() };
+        let has_ended = attempt.subject.gives_up && holds_nothing;
+        let revoked = if has_ended { std::mem::take(&mut change.unused_leases) } else { Vec::new() };
         let mut requests: Vec<_> = new.iter().map(|(lease, seconds)| api::grant(*lease, *seconds)).collect();
         requests.push(change.transaction(&attempt.scope));
         requests.extend(revoked.into_iter().map(api::revoke));
@@ -293,8 +302,8 @@ impl EtcdStore {
     pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
         let own_row = match &self.own_row {
             // If `may_be_done`, we may have joined again unnoticed, in another row.
-            Some(row) if subject.has_row && !self.client.may_be_done => OwnRow::Named(row.name.clone()),
-            _ if subject.may_wait => OwnRow::Unknown,
+            Some(row) if subject.row != RowUse::Ignored && !self.client.may_be_done => OwnRow::Named(row.name.clone()),
+            _ if subject.row == RowUse::Sought => OwnRow::Unknown,
             _ => OwnRow::None,
         };
         let names = Names::new(&self.client.cluster.prefix, subject.key);

@@ -29,8 +29,8 @@ pub(super) struct Watch {
 
 /// Returns in how long a waiter in this place looks at the lock if it is kept from it by one that is ahead of it.
 pub(super) fn blocked_look(place: u64) -> Option<Duration> {
-    let place = u32::try_from(place).ok().filter(|place| *place < LOOKERS as u32)?;
-    Some(BLOCKED_LOOK + LOOK_STEP * place)
+    let is_first = usize::try_from(place).is_ok_and(|place| place < LOOKERS);
+    is_first.then(|| BLOCKED_LOOK + LOOK_STEP * u32::try_from(place).unwrap_or(0))
 }
 
 impl EtcdStore {
