@@ -50,10 +50,16 @@ pub struct WaiterState {
     pub request: Option<Token>,
 }
 
-/// Returns when the waiter in this place must look at the lock, although nothing wakes it, if a lease or a place ahead of it ends at
-/// `end_ms`. `None` if it is not among the first.
-pub fn look_at_ms(end_ms: Option<u64>, place: usize) -> Option<u64> {
-    end_ms.filter(|_| place < LOOKERS).map(|end_ms| end_ms.saturating_add(LOOK_STEP_MS * place as u64))
+/// Returns when the waiter in this place must look at the lock, although nothing wakes it. `end_ms`: when the next lease, or place ahead of
+/// it, ends. `ending`: how many places end before it asks again, which are those of the dead, and when the last of them does. `None` if
+/// it need not look: others that are ahead of it do.
+pub fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
+    let (at_ms, turn) = match ending {
+        _ if place < LOOKERS => (end_ms, place),
+        (dead, last_ms) if place < LOOKERS + dead => (last_ms, LOOKERS),
+        _ => (None, 0),
+    };
+    at_ms.map(|at_ms| at_ms.saturating_add(LOOK_STEP_MS * turn as u64))
 }
 
 /// A cancelled request that may still be in flight.
@@ -232,11 +238,12 @@ impl LockState {
         woken
     }
 
-    /// Returns when the waiter in this place must look at the lock, although nothing wakes it: when a lease, or a place ahead of
-    /// it, has ended. `None` if it is not among the first, or if none ends.
+    /// Returns when the waiter in this place must look at the lock, although nothing wakes it: see [`look_at_ms`].
     pub(super) fn looks_at_ms(&self, place: usize) -> Option<u64> {
-        let ahead = self.waiters.get(..place.min(LOOKERS))?.iter().map(|waiter| waiter.ends_ms);
-        look_at_ms(self.next_end().into_iter().chain(ahead).min(), place)
+        let asks_at_ms = self.waiters.get(place)?.asks_at_ms();
+        let ahead = self.waiters[..place.min(LOOKERS)].iter().map(|waiter| waiter.ends_ms);
+        let ending = self.waiters.iter().map(|waiter| waiter.ends_ms).filter(|ends_ms| *ends_ms < asks_at_ms);
+        look_at_ms(place, self.next_end().into_iter().chain(ahead).min(), (ending.clone().count(), ending.max()))
     }
 
     /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was

@@ -13,7 +13,7 @@ use super::connection::{Connection, Row};
 use super::facts::TableFacts;
 use super::failure::Failure;
 use super::reading::{NOW, WaitsBy, read_record_of};
-use crate::lock::state::{Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
+use crate::lock::state::{ASKS_PER_PLACE, Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
 use crate::store::{Claim, Held, Wakeup, from_state};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -90,9 +90,16 @@ impl PostgresStore {
                 "UPDATE {waiters} AS own SET ends_ms = greatest(own.ends_ms, now.ms + $3::bigint) FROM {NOW} \
                  WHERE own.key = $1 AND own.token = $2 AND own.ends_ms > now.ms \
                  RETURNING now.ms, (SELECT count(*) {ahead} AND it.ends_ms > now.ms), (SELECT min(it.ends_ms) {ahead}), \
+                 (SELECT count(*) {ahead} AND it.ends_ms BETWEEN now.ms + 1 AND now.ms + $4::bigint), \
+                 (SELECT max(it.ends_ms) {ahead} AND it.ends_ms <= now.ms + $4::bigint), \
                  (SELECT it.state FROM {locks} AS it WHERE it.key = $1), own.key"
             ),
-            &[Some(claim.key.as_str()), Some(claim.token.as_str()), Some(&millis(claim.place()).to_string())],
+            &[
+                Some(claim.key.as_str()),
+                Some(claim.token.as_str()),
+                Some(&millis(claim.place()).to_string()),
+                Some(&millis(claim.place() / ASKS_PER_PLACE).to_string()),
+            ],
         );
         let commit_at = batch.commit(true);
         let answers = self.connected(deadline)?.run(&batch, deadline);
@@ -113,8 +120,8 @@ impl PostgresStore {
     /// Returns the answer that we wait, from the row that a prolongation has returned, unless we must look at the lock.
     fn waits(&mut self, claim: &Claim, by: WaitsBy, mut row: Row) -> Result<Option<Held>, Failure> {
         const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
-        let record = row.split_off(row.len().min(3));
-        let [Some(now_ms), Some(place), ends_ahead] = &row[..] else { return Err(LACKS_COLUMNS) };
+        let record = row.split_off(row.len().min(5));
+        let [Some(now_ms), Some(place), ends_ahead, Some(dead), last_dead] = &row[..] else { return Err(LACKS_COLUMNS) };
         let number = |text: &String| text.parse::<u64>().map_err(|_| LACKS_COLUMNS);
         let (facts, place) = (TableFacts::at(number(now_ms)?), number(place)?);
         // The operation that follows reports a record that is missing or broken.
@@ -122,8 +129,9 @@ impl PostgresStore {
         let now = facts.now();
         let at = usize::try_from(place).unwrap_or(usize::MAX);
         let end_ms = state.next_end().into_iter().chain(ends_ahead.as_ref().map(number).transpose()?).min();
-        let look_at_ms = look_at_ms(end_ms, at);
-        let is_due = look_at_ms.is_some() && end_ms <= Some(now.ms);
+        let dead = usize::try_from(number(dead)?).unwrap_or(usize::MAX);
+        let look_at_ms = look_at_ms(at, end_ms, (dead, last_dead.as_ref().map(number).transpose()?));
+        let is_due = at < LOOKERS && end_ms.is_some_and(|end_ms| end_ms <= now.ms);
         let may_hold = place == 0 && state.could_hold(claim.mode, &facts);
         if is_due || may_hold || state.done_since(claim.once_per.map(millis), now).is_some() {
             return Ok(None);

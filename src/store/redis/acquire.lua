@@ -48,7 +48,7 @@ end
 
 -- The reply that others hold the lock, to one that waits in this place.
 local function not_mine(place)
-  return {0, holder(), place, place >= 0 and look_in(place) or -1, redis.call('GET', FENCE) or '0', withheld}
+  return {0, holder(), place, place >= 0 and look_in(place, LENGTH) or -1, redis.call('GET', FENCE) or '0', withheld}
 end
 
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then

@@ -143,12 +143,17 @@ local function tell_end(before)
   end
 end
 
--- In how many ms a waiter must look at the lock, although nothing wakes it: when a lease, or a place ahead of it, has ended, or
--- the lock is not withheld any more; -1: not before it asks again anyway.
-local function look_in(place)
+-- In how many ms a waiter whose place lasts for `length` must look at the lock, although nothing wakes it: when a lease, or a place
+-- ahead of it, has ended, or the lock is not withheld any more; -1: not before it asks again anyway. One that is not among the
+-- first looks if the dead alone keep it from being that: their places end before it asks again.
+local function look_in(place, length)
   local ends = next_end()
   if place >= LOOKERS then
-    return -1
+    local dead = redis.call('ZCOUNT', PLACES, '-inf', '(' .. whole(now + math.floor(length / ASKS)))
+    if place >= LOOKERS + dead then
+      return -1
+    end
+    return tonumber(redis.call('ZRANGE', PLACES, dead - 1, dead - 1, 'WITHSCORES')[2]) + LOOK_STEP * LOOKERS - now
   end
   for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
     ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge)

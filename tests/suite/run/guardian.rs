@@ -12,13 +12,13 @@ use tempfile::TempDir;
 
 use crate::support::birth::Birth;
 use crate::support::calm::{held_in_time, judge, late, stays_in_time_for};
-use crate::support::hand::{is_held, status};
+use crate::support::hand::is_held;
 use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, is_pending, send, state};
-use crate::support::proxy::{Mode, Proxy};
+use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
 use crate::support::{
-    Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, stays_true_for, witness,
+    Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, witness,
 };
 
 /// Two waiters. The lock was handed to the first of them while its guardian was stopped.

@@ -64,11 +64,6 @@ pub(crate) trait LeaseServer {
         None
     }
 
-    /// Returns whether the server wakes its waiters; if not, they poll.
-    fn wakes_waiters(&self) -> bool {
-        true
-    }
-
     /// Returns the tokens in the queue of this lock, those of dead waiters included, in their order.
     fn waiting(&self, key: &str) -> Vec<String>;
 

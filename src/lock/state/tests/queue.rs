@@ -101,6 +101,19 @@ fn the_first_waiters_look_when_a_lease_or_a_place_ends() {
 }
 
 #[test]
+fn a_waiter_behind_the_dead_looks_when_the_last_of_them_has_lost_its_place() {
+    let mut lock = queue(&["1", "2", "3", "4", "5"]);
+    let renewed = lock.renew("a", Some(lasts(600)));
+    assert_eq!(renewed, Renewed::Mine);
+    lock.pass(10_000);
+    let look = lock.wait("5", 1);
+    assert_eq!(looks_in(&lock, &look), None, "it asks again before they end");
+    lock.pass(15_000);
+    let look = lock.wait("5", 1);
+    assert_eq!(looks_in(&lock, &look), Some(5_000 + 600));
+}
+
+#[test]
 fn waiters_are_told_of_an_end_before_they_would_ask() {
     let mut lock = queue(&["b", "c", "d", "e", "f"]);
     let shorter = Claim { by_hand: true, ttl: lasts(40), ..claim("by-hand", 1) };

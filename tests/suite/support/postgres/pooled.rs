@@ -218,10 +218,6 @@ impl LeaseServer for Pooled {
         self.postgres.round_trips(requests)
     }
 
-    fn wakes_waiters(&self) -> bool {
-        false
-    }
-
     fn waiting(&self, key: &str) -> Vec<String> {
         self.postgres.waiting(key)
     }
