@@ -246,7 +246,12 @@ impl Draft<'_> {
     fn change_record(&self, change: &mut Change) {
         let found = self.found();
         let renewed = self.asking.filter(|_| self.begins_lease);
-        let record = record_of(self.after, self.before, found, renewed);
+        let mut record = record_of(self.after, self.before, found, renewed);
+        for holder in record.holders.iter_mut().filter(|holder| self.is_handed_over(holder)) {
+            // When the lease of its place ends is not known: its life alone says so, until it is renewed.
+            let since_ms = holder.since_ms;
+            holder.lease.iter_mut().for_each(|lease| lease.ends_ms = Some(since_ms));
+        }
         // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = record != found.stored || self.changes_holders();
         // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing, see
@@ -272,7 +277,8 @@ impl Draft<'_> {
         }
     }
 
-    fn changes_holders(&self) -> bool {
+    /// Returns whether others hold the lock after the change than before.
+    pub(super) fn changes_holders(&self) -> bool {
         let tokens = |state: &LockState| state.holders.iter().map(|holder| holder.token.clone()).collect::<Vec<_>>();
         tokens(self.before) != tokens(self.after)
     }

@@ -254,8 +254,9 @@ impl Found {
                 let longest = now_ms.saturating_add(*ttl_ms);
                 if let Some(life) = life {
                     let ended = self.end_of(life).map(|end_ms| end_ms.min(longest));
-                    // The record only says when to look for it.
-                    *ends_ms = ended.unwrap_or((*ends_ms).min(longest).max(soon));
+                    // The record only says when to look for it. A lease that was handed over has no end there.
+                    let expected = (*ends_ms).max(holder.since_ms.saturating_add(*ttl_ms));
+                    *ends_ms = ended.unwrap_or(expected.min(longest).max(soon));
                 } else if *ends_ms > longest.saturating_add(*ttl_ms) {
                     *ends_ms = 0;
                 }

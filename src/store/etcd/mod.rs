@@ -207,8 +207,8 @@ impl Store for EtcdStore {
                 self.seen_revision = committed.revision;
                 let at = at as u64 + committed.unread_ahead;
                 let held = from_state::waits(first, Some(at), look_at_ms, last_fence, now);
-                let blocked = waiting::blocked_look(at).filter(|_| committed.is_blocked);
-                Ok(Tried::Held(Held { look_in: held.look_in.into_iter().chain(blocked).min(), ..held }))
+                let again = waiting::look_again(at).filter(|_| committed.looks_again);
+                Ok(Tried::Held(Held { look_in: held.look_in.into_iter().chain(again).min(), ..held }))
             }
             Acquired::Held { first, place: None, last_fence, .. } => {
                 self.leave();

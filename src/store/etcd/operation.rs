@@ -57,8 +57,9 @@ pub(super) struct Committed<T> {
     pub(super) revision: i64,
     /// How many of those ahead of the asking client were not read, if it waits.
     pub(super) unread_ahead: u64,
-    /// Whether only those ahead of the asking client keep it from the lock, if it waits: the first of them cannot use what is free.
-    pub(super) is_blocked: bool,
+    /// Whether the end of what keeps the asking client from the lock, if it waits, is not known: the first of those ahead of it cannot use
+    /// what is free, or the lock was just handed to one of them, which may be as dead as the holder before it.
+    pub(super) looks_again: bool,
     /// Whether more waiters can be taken from the queue.
     is_unfinished: bool,
 }
@@ -195,6 +196,7 @@ impl EtcdStore {
             forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &after),
         };
         let mut change = draft.change(&mut attempt.leases);
+        let changes_holders = draft.changes_holders();
         if let Some(refused) = change.refused {
             return Err(Failure::RecordTooLong(refused));
         }
@@ -225,7 +227,7 @@ impl EtcdStore {
         self.client.may_be_done = false;
         let waiting = attempt.subject.asking.and_then(|asking| after.waiters.iter().find(|it| it.token == *asking));
         let unread_ahead = waiting.map_or(0, |waiter| found.unread_ahead(&waiter.token));
-        let is_blocked = waiting.is_some_and(|waiter| after.has_room(waiter.mode));
+        let looks_again = changes_holders || waiting.is_some_and(|waiter| after.has_room(waiter.mode));
         if attempt.subject.place.is_some() {
             let row = waiting.and_then(|waiter| found.row_of(&waiter.token));
             let row = change.own_row.take().or_else(|| row.map(|row| (row.name.clone(), row.lease)));
@@ -233,7 +235,7 @@ impl EtcdStore {
         }
         self.note_leases(change, attempt, found);
         let Applied { answer, is_unfinished, .. } = applied;
-        Ok(Attempted::Done(Committed { answer, now_ms, revision, unread_ahead, is_blocked, is_unfinished }))
+        Ok(Attempted::Done(Committed { answer, now_ms, revision, unread_ahead, looks_again, is_unfinished }))
     }
 
     /// After another operation was quicker, and left what was `found`: returns what to start from.

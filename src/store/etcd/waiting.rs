@@ -15,9 +15,9 @@ use crate::store::Wakeup;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// In how long the first waiters look that only a waiter ahead of them keeps from the lock: nothing says when its place ends. And how
-/// much later each of them looks than the one before it.
-const BLOCKED_LOOK: Duration = Duration::from_millis(400);
+/// In how long the first waiters look where nothing says when what keeps them from the lock ends. And how much later each of them looks
+/// than the one before it.
+const LOOK_AGAIN: Duration = Duration::from_millis(400);
 const LOOK_STEP: Duration = Duration::from_millis(150);
 
 /// A watch of our life: opened when we first sleep, and when another member answers us.
@@ -27,10 +27,10 @@ pub(super) struct Watch {
     connection: Connection,
 }
 
-/// Returns in how long a waiter in this place looks at the lock if it is kept from it by one that is ahead of it.
-pub(super) fn blocked_look(place: u64) -> Option<Duration> {
+/// Returns in how long a waiter in this place looks at the lock where nothing says when to look.
+pub(super) fn look_again(place: u64) -> Option<Duration> {
     let is_first = usize::try_from(place).is_ok_and(|place| place < LOOKERS);
-    is_first.then(|| BLOCKED_LOOK + LOOK_STEP * u32::try_from(place).unwrap_or(0))
+    is_first.then(|| LOOK_AGAIN + LOOK_STEP * u32::try_from(place).unwrap_or(0))
 }
 
 impl EtcdStore {
