@@ -58,7 +58,9 @@ fn knows_its_locks(server: &dyn LeaseServer, postgres: &Postgres) {
     );
     let holders = r#""holders": [{"token": "x", "lease": {"ends_ms": 5}}, {"token": "y", "lease": {}}]"#;
     postgres.ask(&format!(r#"INSERT INTO lockrun.locks VALUES ('a''b', '{{"fence": 7, {holders}}}')"#));
-    postgres.ask("INSERT INTO lockrun.waiters (key, place, token, ends_ms) VALUES ('a''b', 2, 'v', 0), ('a''b', 1, 'u', 0)");
+    postgres.ask(
+        "INSERT INTO lockrun.waiters (key, place, token, ends_ms) VALUES ('a''b', 2, 'v', 0), ('a''b', 1, 'u', 0)",
+    );
     assert_eq!(server.waiting("a'b"), ["u", "v"]);
     assert_eq!(server.left("a'b", false), ["a'b: the holder \"y\""]);
     assert_eq!(server.left("a'b", true).len(), 4);

@@ -121,7 +121,9 @@ impl PostgresStore {
     fn waits(&mut self, claim: &Claim, by: WaitsBy, mut row: Row) -> Result<Option<Held>, Failure> {
         const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
         let record = row.split_off(row.len().min(5));
-        let [Some(now_ms), Some(place), ends_ahead, Some(dead), last_dead] = &row[..] else { return Err(LACKS_COLUMNS) };
+        let [Some(now_ms), Some(place), ends_ahead, Some(dead), last_dead] = &row[..] else {
+            return Err(LACKS_COLUMNS);
+        };
         let number = |text: &String| text.parse::<u64>().map_err(|_| LACKS_COLUMNS);
         let (facts, place) = (TableFacts::at(number(now_ms)?), number(place)?);
         // The operation that follows reports a record that is missing or broken.

@@ -17,9 +17,7 @@ use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, is_pending, send, state};
 use crate::support::proxy::Mode;
 use crate::support::store::on_every_lease_store;
-use crate::support::{
-    Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, witness,
-};
+use crate::support::{Holder, LONG, Lockrun, Queue, Redis, Running, Store, eventually, memory, witness};
 
 /// Two waiters. The lock was handed to the first of them while its guardian was stopped.
 struct Scene<'a> {

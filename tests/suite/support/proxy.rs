@@ -98,7 +98,6 @@ struct Shared {
     mode: Mutex<Mode>,
     over: AtomicBool,
     bytes: AtomicU64,
-    passed: AtomicU64,
     connections: AtomicU64,
     flights: AtomicU64,
     changes: AtomicU64,
@@ -129,7 +128,6 @@ impl Proxy {
             mode: Mutex::new(Mode::Pass),
             over: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
-            passed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             flights: AtomicU64::new(0),
             changes: AtomicU64::new(0),
@@ -161,11 +159,6 @@ impl Proxy {
     /// Returns how many bytes came, from both sides.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Returns how many bytes were passed on, to both sides.
-    pub(crate) fn passed(&self) -> u64 {
-        self.shared.passed.load(Ordering::Relaxed)
     }
 
     /// Returns how many connections were made.
@@ -393,7 +386,6 @@ impl Shared {
             if to.write_all(bytes).is_err() {
                 return false;
             }
-            self.passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             on_its_way.pop_front();
         }
         true
