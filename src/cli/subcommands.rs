@@ -262,7 +262,7 @@ impl Subcommand {
                 more: "Without KEY it lists every lock of the store that is held or has been held. With KEY it exits with 75 \
                        if the lock is held or withheld, and with 0 if it is free. KEY without --key may be a pattern, in which * stands for any \
                        characters and ? for one: then it lists those locks. The state is held (a run holds the lock), shared, by hand \
-                       (acquired by `acquire`), kept (by --keep or --min-hold, its run has ended), revoked, forgotten (lost by the store, \
+                       (acquired by `acquire`), kept (by --keep or --min-hold, its run has ended), revoked, unrecorded (its record was deleted, \
                        and held until its command has been stopped), withheld (granted to nobody yet, after a failover of Redis) or free. \
                        On a terminal it has colours, unless NO_COLOR is set. A lock whose record is broken is reported on \
                        standard error instead, and the status is 69.",

@@ -61,7 +61,7 @@ fn open_at(
 fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn Store, address: &Address) -> Outcome {
     // Perhaps it is held in another store: `acquire` was given one, and this command was not.
     let nobody = || format!("nobody holds it in the store {:?}", address.shown());
-    let whose = if is_forgotten(key, token, store) {
+    let whose = if is_unrecorded(key, token, store) {
         "the store has lost the record of it, and a command may still run under it; if none does, free it with `lockrun break --now`"
             .into()
     } else {
@@ -72,7 +72,7 @@ fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn
 }
 
 /// Returns whether the store has lost the lock that was held under the token, and still grants it to nobody else.
-fn is_forgotten(key: &Key, token: &Token, store: &mut dyn Store) -> bool {
+fn is_unrecorded(key: &Key, token: &Token, store: &mut dyn Store) -> bool {
     let listing = store.list(Some(key)).ok();
     let mut holder = listing.iter().flat_map(|listing| &listing.found).filter_map(|status| status.holder_under(token));
     holder.any(|holder| holder.purpose == Purpose::Unrecorded)

@@ -119,8 +119,8 @@ impl Terms {
         ))
     }
 
-    /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place` in the queue, and
-    /// is first renewed when the place would have been prolonged.
+    /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place` in the queue, and is
+    /// renewed no later than the place would have been prolonged.
     pub fn after_hand_off(self, place: Duration) -> Self {
         Terms { ttl: place, renew_every: self.renew_every.min(place / ASKS_PER_PLACE), ..self }
     }
@@ -190,9 +190,10 @@ pub struct Lease {
 
 impl Lease {
     /// Returns the lease granted to a request sent at `sent_at`. Its first length is that of `first`; from the first renewal on it is
-    /// that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`].
+    /// that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`]. If the first one is shorter, it is renewed at once.
     pub fn granted(terms: Terms, first: Terms, sent_at: Moment) -> Self {
-        Lease { terms, deadline: first.deadline(sent_at), renew_at: first.renew_at(sent_at), lost: false }
+        let renew_at = if first.ttl < terms.ttl { sent_at } else { first.renew_at(sent_at) };
+        Lease { terms, deadline: first.deadline(sent_at), renew_at, lost: false }
     }
 
     /// Returns what to do at `now`. After the first `Stop`, it always returns `Stop`.
@@ -355,6 +356,21 @@ mod tests {
         let mut lease = Lease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(15_000), RenewalAnswer::Mine, at(18_690)), None);
         assert_eq!(lease.due(at(18_690)), Due::Stop);
+    }
+
+    #[test]
+    fn a_lease_that_was_a_place_is_renewed_when_the_place_would_have_been_or_at_once_if_it_is_too_short() {
+        let mut lease = Lease::granted(terms(), terms().after_hand_off(millis(30_000)), at(0));
+        assert_eq!(lease.due(at(5_000)), Due::Sleep(at(10_000)));
+        let long = Terms { ttl: millis(600_000), renew_every: millis(200_000), ..terms() };
+        let place = long.after_hand_off(millis(30_000));
+        assert_eq!((place.ttl, place.renew_every), (millis(30_000), millis(10_000)));
+        let mut lease = Lease::granted(long, place, at(0));
+        assert_eq!(lease.due(at(5_000)), Due::Renew);
+        assert_eq!(lease.due(place.deadline(at(0)).term_at), Due::Stop);
+        let mut renewed = Lease::granted(long, place, at(0));
+        assert_eq!(renewed.answered(at(5_000), RenewalAnswer::Mine, at(5_001)), Some(long.deadline(at(5_000))));
+        assert!(place.leave_time_to_renew(at(0), at(13_689)) && !place.leave_time_to_renew(at(0), at(13_690)));
     }
 
     #[test]

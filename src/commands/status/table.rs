@@ -98,7 +98,7 @@ fn colour(column: usize, cell: &str) -> Option<Colour> {
         (STATE, "free") => Some(Colour::Faint),
         (STATE, "held" | "shared") => Some(Colour::Green),
         (STATE, "by hand" | "kept" | "withheld") => Some(Colour::Yellow),
-        (STATE, "revoked" | "forgotten") => Some(Colour::Red),
+        (STATE, "revoked" | "unrecorded") => Some(Colour::Red),
         (LAST_RUN, failed) if failed.starts_with("status") || failed.starts_with("signal") => Some(Colour::Red),
         _ => None,
     }

@@ -56,7 +56,7 @@ pub struct WaiterState {
 pub fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
     let (at_ms, turn) = match ending {
         _ if place < LOOKERS => (end_ms, place),
-        (dead, last_ms) if place < LOOKERS + dead => (last_ms, LOOKERS),
+        (dead, last_ms) if place < LOOKERS + dead => (last_ms, place.saturating_sub(dead)),
         _ => (None, 0),
     };
     at_ms.map(|at_ms| at_ms.saturating_add(LOOK_STEP_MS * turn as u64))

@@ -75,6 +75,7 @@ pub(super) struct Step {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Lease {
+    pub(super) header: Header,
     /// For how many seconds it still lasts; 0 or less: it does not exist.
     #[serde(rename = "TTL", deserialize_with = "number")]
     pub(super) ttl: i64,

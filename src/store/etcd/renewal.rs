@@ -2,7 +2,7 @@
 //!
 //! Normally a holder's lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
 //! can be written, and the lease is kept alive instead, as that of a waiter always is. A leader does that alone, and may not know
-//! yet that it was replaced; so it counts only if the same member has answered before and after it in the same term, because a
+//! yet that it was replaced; so it counts only if the same member has answered it, and before and after it, in the same term, because a
 //! term has only one leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
 
 use std::time::Duration;
@@ -69,13 +69,15 @@ impl EtcdStore {
             self.client.exchange(&[api::keep_alive(key.lease), scope.request()], Effect::Reads, deadline)?;
         let [kept, read] = &responses[..] else { return Err(Failure::Closed) };
         let found = scope.read(transacted(read)?)?;
-        let seconds = match Failure::of_response(kept) {
-            Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => 0,
+        let kept = match Failure::of_response(kept) {
+            Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => api::Lease::default(),
             Some(failure) => return Err(failure),
-            None => api::read::<LeaseMessage>(&kept.body)?.result.ttl,
+            None => api::read::<LeaseMessage>(&kept.body)?.result,
         };
-        let counts = found.member_and_term == key.seen_by && found.leases().any(|lease| lease == key.lease);
-        let lasts = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        // Behind one address for several members, each request may reach another one.
+        let answered = [(kept.header.member_id, kept.header.raft_term), found.member_and_term.clone()];
+        let counts = answered.iter().all(|by| *by == key.seen_by) && found.leases().any(|lease| lease == key.lease);
+        let lasts = Duration::from_secs(u64::try_from(kept.ttl).unwrap_or(0));
         Ok((found, if counts { lasts } else { Duration::ZERO }))
     }
 }

@@ -66,7 +66,9 @@ impl EtcdStore {
                 },
             };
             if let Some(wakeup) = wakeup {
-                self.watch = goes_on.then_some(watch);
+                // A holder does not watch.
+                let waits_on = goes_on && !matches!(wakeup, Wakeup::HandedOver { .. });
+                self.watch = waits_on.then_some(watch);
                 return Ok(wakeup);
             }
         }

@@ -63,12 +63,14 @@ pub(super) struct TableFacts {
     pub(super) may_be_done: bool,
     /// How many waiters were not read, if that was counted.
     pub(super) waiting_unread: usize,
+    /// To how many waiters the operation hands the lock.
+    pub(super) hand_offs_max: usize,
 }
 
 impl TableFacts {
     /// Returns the facts at `now_ms`.
     pub(super) fn at(now_ms: u64) -> Self {
-        TableFacts { now_ms, may_be_done: false, waiting_unread: 0 }
+        TableFacts { now_ms, may_be_done: false, waiting_unread: 0, hand_offs_max: HAND_OFFS_MAX }
     }
 }
 
@@ -78,6 +80,6 @@ impl Facts for TableFacts {
     }
 
     fn hand_offs_max(&self) -> usize {
-        HAND_OFFS_MAX
+        self.hand_offs_max
     }
 }

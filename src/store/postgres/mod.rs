@@ -45,7 +45,7 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
-use facts::TableFacts;
+use facts::{HAND_OFFS_MAX, TableFacts};
 use failure::Failure;
 use operation::{Committed, LOGIN_PATIENCE, Notices, Repetition, Subject};
 use schema::Tables;
@@ -203,6 +203,7 @@ fn on(key: &Key) -> Subject<'_> {
         may_be_done: false,
         may_count_connections: true,
         notices: Notices::Sent,
+        hand_offs_max: HAND_OFFS_MAX,
     }
 }
 

@@ -57,6 +57,8 @@ pub(super) struct Subject<'a> {
     pub(super) may_count_connections: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
+    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its place meanwhile.
+    pub(super) hand_offs_max: usize,
 }
 
 /// Whether waiters are notified. Without that they find out by themselves, but later.
@@ -120,7 +122,7 @@ impl Attempt {
                 subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
-            failure if failure.is_of_changed_place() => {}
+            failure if failure.is_of_changed_place() => subject.hand_offs_max = subject.hand_offs_max.div_ceil(4),
             // An old connection may have been closed for reasons that do not concern this request.
             failure
                 if self.may_be_repeated && (failure.is_closed() && self.was_idle || failure.is_of_ended_session()) =>

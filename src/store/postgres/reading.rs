@@ -161,6 +161,7 @@ impl Found {
         TableFacts {
             may_be_done: subject.may_be_done,
             waiting_unread: self.queue.unread,
+            hand_offs_max: subject.hand_offs_max,
             ..TableFacts::at(self.now_ms)
         }
     }
@@ -396,6 +397,7 @@ mod tests {
                     // The server counts the waiters ahead.
                     let answer = match applied.answer {
                         Acquired::Held { first, place, look_at_ms, last_fence } => {
+                            let look_at_ms = look_at_ms.filter(|_| place < Some(LOOKERS));
                             Acquired::Held { first, place: place.map(|_| 0), look_at_ms, last_fence }
                         }
                         answer => answer,

@@ -62,7 +62,7 @@ impl WaitState {
     /// needed any more. One that listens is notified of that.
     fn learn(&mut self, record: &LockState, claim: &Claim) -> bool {
         // Each hand-off takes at least one waiter out of the queue.
-        self.place = self.place.saturating_sub(record.fence.saturating_sub(self.fence));
+        self.place = self.place.saturating_sub(u64::from(record.fence != self.fence));
         self.fence = record.fence;
         let next_end = record.next_end();
         let ends_sooner = next_end.is_some_and(|end| self.next_end.is_none_or(|before| end < before));

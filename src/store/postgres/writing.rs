@@ -39,6 +39,8 @@ pub(super) struct SecondTrip<'a> {
 pub(super) struct Checks {
     /// Whether the first statement writes the record of the lock; otherwise only the queue has changed.
     writes_record: bool,
+    /// The index of the statement that writes the row of the waiter that asks, if one does.
+    own_at: Option<usize>,
     /// The index of the statement that commits.
     commit_at: usize,
 }
@@ -51,6 +53,8 @@ impl Checks {
         let is_written =
             |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "DELETE 1");
         let is_recorded = !self.writes_record || answers.first().is_some_and(is_written);
+        let waits = |answer: &Answer| answer.in_transaction && matches!(answer.tag.as_str(), "UPDATE 1" | "INSERT 0 1");
+        let is_recorded = is_recorded && self.own_at.is_none_or(|at| answers.get(at).is_some_and(waits));
         let commit = answers.get(self.commit_at).filter(|answer| answer.tag == "COMMIT");
         match commit {
             Some(commit) if is_recorded && commit.is_unconfirmed => Err(Failure::Unconfirmed),
@@ -169,7 +173,10 @@ impl<'a> SecondTrip<'a> {
                 continue;
             }
             let channel = if asks { channel } else { row.channel.as_deref() };
-            self.is_lasting |= asks;
+            if asks {
+                self.is_lasting = true;
+                self.checks.own_at = Some(self.batch.answers());
+            }
             // A place that was prolonged since it was read is not made shorter.
             let update = "SET waiter = $3::json, channel = $4, ends_ms = CASE WHEN ends_ms = $5::bigint THEN $6::bigint \
                  ELSE greatest(ends_ms, $6::bigint) END WHERE key = $1 AND place = $2::bigint";
@@ -188,6 +195,7 @@ impl<'a> SecondTrip<'a> {
         let own = &state.waiters[at];
         if !found.rows_in_force().any(|row| row.waiter.token == *asking && after(row, state).is_some()) {
             self.is_lasting = true;
+            self.checks.own_at = Some(self.batch.answers());
             self.batch.add(
                 &format!(
                     "INSERT INTO {waiters} (key, token, waiter, ends_ms, channel) VALUES ($1, $2, $3::json, $4::bigint, $5)"

@@ -153,7 +153,8 @@ local function look_in(place, length)
     if place >= LOOKERS + dead then
       return -1
     end
-    return tonumber(redis.call('ZRANGE', PLACES, dead - 1, dead - 1, 'WITHSCORES')[2]) + LOOK_STEP * LOOKERS - now
+    local last = tonumber(redis.call('ZRANGE', PLACES, dead - 1, dead - 1, 'WITHSCORES')[2])
+    return last + LOOK_STEP * math.max(place - dead, 0) - now
   end
   for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
     ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge)

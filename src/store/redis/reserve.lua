@@ -27,6 +27,12 @@ local before = next_end()
 drop_ended()
 hand_off()
 
+local function finish(...)
+  tell_end(before)
+  expire_holders()
+  return {...}
+end
+
 -- Adds as the server does, because the integers may exceed those of Lua; returns nil on overflow, or if `value` is no
 -- integer. (HSET comes first: after a DEL that changes nothing, a server that is out of memory would let the other writes
 -- pass.)
@@ -41,7 +47,7 @@ end
 local info = info_of(TOKEN)
 if not ends_of(TOKEN) then
   if withheld > 0 then
-    return {4, withheld}
+    return finish(4, withheld)
   end
   local last = redis.call('HGET', SEQUENCE, 'last')
   local reserved = {}
@@ -50,18 +56,18 @@ if not ends_of(TOKEN) then
   end
   local value, place = VALUE, tonumber(redis.call('HGET', SEQUENCE, 'place') or 0)
   if HOW == 'step' then
-    local before = last
+    local previous = last
     value, place = last and next_after(last) or not last and VALUE, place + 1
     while value and reserved[value] do
-      before, value, place = value, next_after(value), place + 1
+      previous, value, place = value, next_after(value), place + 1
     end
     if not value then
-      return {2, before}
+      return finish(2, previous)
     end
   elseif (last or '') ~= AFTER then
-    return {3, last or ''}
+    return finish(3, last or '')
   elseif reserved[value] then
-    return {0}
+    return finish(0)
   else
     place = place + STEPS
   end
@@ -70,6 +76,4 @@ if not ends_of(TOKEN) then
   take_hold(TOKEN, next_fence(), TTL, info)
 end
 begin_lease(TOKEN, TTL, info)
-tell_end(before)
-expire_holders()
-return {1, info.fence, info.value or ''}
+return finish(1, info.fence, info.value or '')

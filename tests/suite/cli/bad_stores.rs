@@ -28,7 +28,10 @@ const BAD_URLS: &[(&[&str], &str)] = &[
     (&["redis://127.0.0.1/-1"], "a database that is not a number"),
     (&["redis://127.0.0.1/0/1"], "a database that is not a number"),
     (&["redis://127.0.0.1/99999999999999999999"], "a database that is not a number"),
-    (&["redis://127.0.0.1/?frobnicate=1"], "a parameter that is not known, number 1 after the ?; there is prefix\n"),
+    (
+        &["redis://127.0.0.1/?frobnicate=1"],
+        "a parameter that is not known, number 1 after the ?; there are prefix, grace\n",
+    ),
     (&["redis://127.0.0.1/?prefix="], "prefix"),
     (&["redis+unix://"], "redis+unix"),
     (&["redis+unix:relative.sock"], "redis+unix"),
