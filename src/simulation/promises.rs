@@ -2,6 +2,7 @@
 
 use super::actors::nanos;
 use super::scenario::Sharing;
+use super::server::run_of;
 use super::world::{Event, MILLISECOND, Nanos, Run, RunId, SECOND, World};
 use crate::lock::claim::Mode;
 use crate::lock::state::{HolderState, LockState, Now, Purpose, WaiterState};
@@ -152,7 +153,7 @@ impl World {
             self.server.is_up && !self.server.is_paused && self.hosts.iter().all(super::network::Host::is_sound);
         let lives = |run: &Run| run.guardian.is_running() && run.lockrun.is_running();
         let state = &self.server.state;
-        let run_of = |token: &Token| &self.runs[self.run_of(token)];
+        let run_of = |token: &Token| &self.runs[run_of(token)];
         // A waiter that was cut off or stopped until a moment ago may have lost its place without knowing it.
         let has_asked_since = |run: &Run, since: Nanos| {
             let asks_within = nanos(run.plan.claim.place()) + nanos(run.plan.terms.store_timeout);

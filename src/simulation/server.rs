@@ -149,11 +149,6 @@ impl World {
         self.wake(&applied.woken);
     }
 
-    /// Returns the run that acquires under this token.
-    pub fn run_of(&self, token: &Token) -> RunId {
-        token.as_str().parse().expect("is the number of a run")
-    }
-
     /// Checks that the lock has no holder and no waiter in the end, once everything has ended.
     pub fn nothing_is_left(&mut self) {
         let clock = Clock(self.server_ms() + ALL_ENDED_MS);
@@ -164,6 +159,11 @@ impl World {
             self.fail(&left);
         }
     }
+}
+
+/// Returns the run that acquires under this token.
+pub fn run_of(token: &Token) -> RunId {
+    token.as_str().parse().expect("is the number of a run")
 }
 
 /// Describes a request and its answer.

@@ -91,7 +91,7 @@ pub fn url(text: &str) {
         }
     };
     if server.grace_ms > 0 {
-        again += &format!("&grace={}ms", server.grace_ms);
+        again = format!("{again}&grace={}ms", server.grace_ms);
     }
     if let Some(Failover::Sentinel { sentinels, .. }) = &site.failover {
         let named = [("sentinel_user", &sentinels[0].user), ("sentinel_password", &sentinels[0].password)];

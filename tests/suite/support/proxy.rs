@@ -269,7 +269,7 @@ impl Shared {
         let mut buffer = [0; 16384];
         let mut on_its_way = VecDeque::new();
         while !self.is_over() {
-            if !self.deliver(&mut on_its_way, to) {
+            if !deliver(&mut on_its_way, to) {
                 break;
             }
             if self.mode() == Mode::Reset {
@@ -349,11 +349,11 @@ impl Shared {
                 _ => bytes.to_vec(),
             };
             on_its_way.push_back((Instant::now() + delay, bytes));
-            if !self.deliver(&mut on_its_way, to) {
+            if !deliver(&mut on_its_way, to) {
                 break;
             }
         }
-        while !on_its_way.is_empty() && !self.is_over() && self.deliver(&mut on_its_way, to) {
+        while !on_its_way.is_empty() && !self.is_over() && deliver(&mut on_its_way, to) {
             thread::sleep(TICK);
         }
         if !is_request {
@@ -375,20 +375,6 @@ impl Shared {
             _ => return None,
         };
         (link.number <= last && contains(request, word)).then_some(time)
-    }
-
-    /// Passes on what has been delayed long enough. Returns whether that was possible.
-    fn deliver(&self, on_its_way: &mut VecDeque<(Instant, Vec<u8>)>, mut to: &TcpStream) -> bool {
-        while let Some((due, bytes)) = on_its_way.front() {
-            if *due > Instant::now() {
-                break;
-            }
-            if to.write_all(bytes).is_err() {
-                return false;
-            }
-            on_its_way.pop_front();
-        }
-        true
     }
 
     fn garble(&self, reply: &[u8], seed: u64) -> Garbled {
@@ -468,4 +454,18 @@ fn lose_answer(link: &Link, (from, mut to): (&TcpStream, &TcpStream), request: &
 fn reset(stream: &TcpStream) {
     let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = setsockopt(stream, sockopt::Linger, &at_once);
+}
+
+/// Passes on what has been delayed long enough. Returns whether that was possible.
+fn deliver(on_its_way: &mut VecDeque<(Instant, Vec<u8>)>, mut to: &TcpStream) -> bool {
+    while let Some((due, bytes)) = on_its_way.front() {
+        if *due > Instant::now() {
+            break;
+        }
+        if to.write_all(bytes).is_err() {
+            return false;
+        }
+        on_its_way.pop_front();
+    }
+    true
 }

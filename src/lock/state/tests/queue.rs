@@ -96,8 +96,8 @@ fn the_first_waiters_look_when_a_lease_or_a_place_ends() {
     lock.renew("a", None);
     lock.state.waiters[1].ends_ms += 1;
     lock.pass(999);
-    let look = lock.wait("d", 1);
-    assert_eq!(looks_in(&lock, &look), Some(1 + 300), "the place of b ends before the lease of a");
+    let answer = lock.wait("d", 1);
+    assert_eq!(looks_in(&lock, &answer), Some(1 + 300), "the place of b ends before the lease of a");
 }
 
 #[test]
@@ -106,11 +106,11 @@ fn a_waiter_behind_the_dead_looks_when_the_last_of_them_has_lost_its_place() {
     let renewed = lock.renew("a", Some(lasts(600)));
     assert_eq!(renewed, Renewed::Mine);
     lock.pass(10_000);
-    let look = lock.wait("5", 1);
-    assert_eq!(looks_in(&lock, &look), None, "it asks again before they end");
+    let answer = lock.wait("5", 1);
+    assert_eq!(looks_in(&lock, &answer), None, "it asks again before they end");
     lock.pass(15_000);
-    let look = lock.wait("5", 1);
-    assert_eq!(looks_in(&lock, &look), Some(5_000), "it is the first then");
+    let answer = lock.wait("5", 1);
+    assert_eq!(looks_in(&lock, &answer), Some(5_000), "it is the first then");
 }
 
 #[test]
