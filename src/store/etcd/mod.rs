@@ -183,6 +183,7 @@ impl Store for EtcdStore {
         let row = if may_wait { RowUse::Sought } else { RowUse::IfKnown };
         let place = (if_held != IfHeld::Leave).then(|| claim.place());
         let subject = Subject { row, place, needs_all_waiters, ..by(claim) };
+        let lease_before = self.own_row.as_ref().map(|row| row.lease);
         // `may_be_done` stays set: an earlier attempt of this claim may be carried out until this one is answered.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| state.acquire(&ask, facts));
         let committed = committed.map_err(|failure| {
@@ -199,6 +200,8 @@ impl Store for EtcdStore {
                 Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false }))
             }
             Acquired::NotNeeded { began_unix_ms } => {
+                // The row may be gone, and the key that has woken us be left on its lease.
+                self.unused_leases.extend(lease_before);
                 self.leave();
                 self.revoke_unused_leases();
                 Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms: now.unix_ms }))

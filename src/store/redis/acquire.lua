@@ -54,7 +54,9 @@ end
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
   return {0, {}, -1, -1, '0', 0}
 end
-refuse_if_lost()
+if not ends_of(TOKEN) then
+  refuse_if_lost()
+end
 
 local before = next_end()
 drop_ended()
@@ -74,6 +76,11 @@ if waits or holds then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 
+if holds and is_lost(info_of(TOKEN)) then
+  -- Only its lease is known: treat this as a new acquisition.
+  redis.call('ZREM', HOLDERS, TOKEN)
+  holds = nil
+end
 if holds then
   local info = info_of(TOKEN)
   local slots, reply = info.slots or 1, {1, info.fence, info.slot}
