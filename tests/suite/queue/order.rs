@@ -37,7 +37,7 @@ on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     let holder = Holder::new(store, "hand-off");
     let mut queue = Queue::through(&proxy.url(), store, "hand-off");
     queue.join(WAITERS);
-    proxy.set(Mode::Delay(Duration::from_millis(30)));
+    proxy.set(Mode::Delay(Duration::from_millis(100)));
     let tried = AtomicUsize::new(0);
     let newcomer = |options: &[&str]| {
         let (call, tried) = (queue.newcomer("new", options), &tried);
