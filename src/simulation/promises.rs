@@ -159,12 +159,12 @@ impl World {
             let asks_within = nanos(run.plan.claim.place()) + nanos(run.plan.terms.store_timeout);
             since == 0 || since.saturating_add(asks_within) <= now
         };
-        let is_there = |run: &Run| {
-            let is_settled =
-                has_asked_since(run, run.undisturbed_since) && has_asked_since(run, self.promises.sound_since);
-            run.is_waiting && lives(run) && is_settled
-        };
+        let is_there = |run: &Run| run.is_waiting && lives(run);
+        let is_settled =
+            |run: &Run| has_asked_since(run, run.undisturbed_since) && has_asked_since(run, self.promises.sound_since);
+        // Those behind it wait for it, if it may not have the lock yet.
         let first = state.waiters.iter().find(|waiter| is_there(run_of(&waiter.token)));
+        let first = first.filter(|waiter| is_settled(run_of(&waiter.token)));
         let in_force = state.holders.iter().filter(|holder| self.server.is_held_by(&holder.token, now_ms));
         let is_used = |holder: &&HolderState| {
             let run = run_of(&holder.token);
