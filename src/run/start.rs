@@ -75,8 +75,7 @@ impl Run<'_> {
 
     /// Returns the terms of the lease until its first renewal.
     pub(super) fn first_terms(&self, grant: &Grant) -> Terms {
-        let terms = self.plan.terms;
-        if grant.by_hand_off { terms.after_hand_off(self.claim.place()) } else { terms }
+        grant.first_terms(self.plan.terms, &self.claim)
     }
 }
 

@@ -207,11 +207,9 @@ impl WaitingClaim<'_> {
     }
 
     /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be prolonged that the request sent at
-    /// `sent_at` has prolonged. That is a little different for each token, so that very many do not ask at the same moment.
+    /// `sent_at` has prolonged.
     fn ask_at(&self, sent_at: Moment, look_at: Option<Moment>) -> Moment {
-        let every = self.claim.place() / ASKS_PER_PLACE;
-        let share = self.claim.token.as_str().bytes().fold(0, |sum, byte| (sum * 31 + u32::from(byte)) % 64);
-        let prolong_at = sent_at + every.saturating_sub(every * share / 512);
+        let prolong_at = sent_at + self.claim.place() / ASKS_PER_PLACE;
         look_at.map_or(prolong_at, |look_at| look_at.min(prolong_at))
     }
 

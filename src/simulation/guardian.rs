@@ -85,7 +85,7 @@ fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant>
 fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) {
     let port = Port::current();
     let sent_at = grant.lease_from.expect("is a lease");
-    let first = if grant.by_hand_off { plan.terms.after_hand_off(plan.claim.place()) } else { plan.terms };
+    let first = grant.first_terms(plan.terms, &plan.claim);
     let lease = Lease::granted(plan.terms, first, sent_at);
     let Some(mut supervisor) = start(run, plan, first.deadline(sent_at)) else {
         port.world().say(run, "does not start its command");

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::StoreError;
+use super::{Claim, StoreError};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
+use crate::lock::lease::Terms;
 use crate::lock::state::{Purpose, Success};
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
@@ -25,6 +26,13 @@ pub struct Grant {
     /// Whether that lease is as long as the claim's [place](super::Claim::place) in the queue, because the lock was handed to it
     /// there; otherwise it is as long as the claim's ttl.
     pub by_hand_off: bool,
+}
+
+impl Grant {
+    /// Returns the terms of the lease until its first renewal, for a `claim` whose lease has these `terms` from then on.
+    pub fn first_terms(&self, terms: Terms, claim: &Claim) -> Terms {
+        if self.by_hand_off { terms.after_hand_off(claim.place()) } else { terms }
+    }
 }
 
 /// A lock that another run holds.

@@ -280,12 +280,8 @@ pub struct Held {
     pub since_ms: u64,
     /// When its lease ends, if it does.
     pub ends_ms: Option<u64>,
-    /// The length of its lease, if it ends and the length is known.
-    pub ttl_ms: Option<u64>,
     /// What it holds the lock for.
     pub purpose: Purpose,
-    /// Whether it claimed the lock for itself alone: neither shared nor as one of several slots.
-    pub is_exclusive: bool,
     /// Its fencing token.
     pub fence: u64,
     /// Its token, only to be compared: it is a secret.
@@ -319,7 +315,7 @@ impl LockState {
             self.epoch.clear();
         }
         let is_unfinished = woken.len() >= facts.hand_offs_max();
-        woken.extend(self.to_be_told(before));
+        woken.extend(self.to_notify_of_expiry(before));
         Applied { woken, is_unfinished, ..Applied::only(answer) }
     }
 
@@ -347,9 +343,7 @@ impl HolderState {
             who: self.who.clone(),
             since_ms: self.since_ms,
             ends_ms: lease.and_then(|lease| lease.ends_ms),
-            ttl_ms: lease.and_then(|lease| lease.ttl_ms),
             purpose: self.purpose,
-            is_exclusive: self.mode.is_exclusive(),
             fence: self.fence,
             token: self.token.clone(),
         }

@@ -248,7 +248,7 @@ impl LockState {
 
     /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was
     /// `before`. They must be woken, so that they learn when to look.
-    pub(super) fn to_be_told(&self, before: Option<u64>) -> impl Iterator<Item = Token> {
+    pub(super) fn to_notify_of_expiry(&self, before: Option<u64>) -> impl Iterator<Item = Token> {
         let sooner = self.next_end().filter(|end| before.is_none_or(|before| *end < before));
         let ask_too_late =
             self.waiters.iter().take(LOOKERS).filter(move |it| sooner.is_some_and(|end| end < it.asks_at_ms()));

@@ -202,8 +202,8 @@ impl Draft<'_> {
             }
             let handed_over = self.after.holders.iter().find(|it| it.token == *token && self.is_handed_over(it));
             let (key, value) = match handed_over {
-                Some(HolderState { fence, slot, mode, .. }) => {
-                    (names.life(token), json(&HandedOver { fence: *fence, slot: *slot, mode: *mode }))
+                Some(HolderState { fence, slot, .. }) => {
+                    (names.life(token), json(&HandedOver { fence: *fence, slot: *slot }))
                 }
                 None => (names.look(token), String::new()),
             };

@@ -8,7 +8,6 @@ use super::api::{Compare, KeyValue, Operation, Range, Transacted};
 use super::client::DATE_DOUBT_MS;
 use super::failure::Failure;
 use super::keys::Names;
-use crate::lock::claim::Mode;
 use crate::lock::state::{HolderState, LOOKERS, Lease, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
 
@@ -93,8 +92,6 @@ impl LifeEnd {
 pub(super) struct HandedOver {
     pub(super) fence: u64,
     pub(super) slot: u32,
-    /// How it holds the lock: two processes with the same token may have asked for different modes.
-    pub(super) mode: Mode,
 }
 
 /// The greatest fence of the locks whose record was pruned: the fence of a lock must not go back, whichever member's clock was

@@ -9,16 +9,14 @@ use super::failure::Failure;
 use super::found::HandedOver;
 use super::http::Connection;
 use super::keys::Names;
-use crate::lock::claim::{Claim, Mode};
-use crate::lock::state::LOOKERS;
+use crate::lock::claim::Claim;
+use crate::lock::state::look_at_ms;
 use crate::store::Wakeup;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// In how long the first waiters look where nothing says when what keeps them from the lock ends. And how much later each of them looks
-/// than the one before it.
-const LOOK_AGAIN: Duration = Duration::from_millis(400);
-const LOOK_STEP: Duration = Duration::from_millis(150);
+/// In how long the first waiter looks where nothing says when what keeps it from the lock ends, in milliseconds.
+const LOOK_AGAIN_MS: u64 = 400;
 
 /// A watch of our life: opened when we first sleep, and when another member answers us.
 pub(super) struct Watch {
@@ -29,8 +27,7 @@ pub(super) struct Watch {
 
 /// Returns in how long a waiter in this place looks at the lock where nothing says when to look.
 pub(super) fn look_again(place: u64) -> Option<Duration> {
-    let is_first = usize::try_from(place).is_ok_and(|place| place < LOOKERS);
-    is_first.then(|| LOOK_AGAIN + LOOK_STEP * u32::try_from(place).unwrap_or(0))
+    look_at_ms(usize::try_from(place).ok()?, Some(LOOK_AGAIN_MS), (0, None)).map(Duration::from_millis)
 }
 
 impl EtcdStore {
@@ -50,7 +47,7 @@ impl EtcdStore {
         };
         loop {
             let (heard, goes_on) = watch.connection.drain();
-            let wakeup = read_wakeup(&heard, &watch.life, claim.mode);
+            let wakeup = read_wakeup(&heard, &watch.life);
             if wakeup.is_none() && !goes_on {
                 return Ok(Wakeup::AskAgain);
             }
@@ -82,7 +79,7 @@ impl EtcdStore {
 }
 
 /// Reads what a watch of this `life` has sent. What cannot be read, such as a message that has come in part, is a reason to ask again.
-fn read_wakeup(heard: &[u8], life: &str, mode: Mode) -> Option<Wakeup> {
+fn read_wakeup(heard: &[u8], life: &str) -> Option<Wakeup> {
     let mut asks_again = None;
     for line in heard.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"{")) {
         let Ok(message) = serde_json::from_slice::<WatchMessage>(line) else {
@@ -92,8 +89,8 @@ fn read_wakeup(heard: &[u8], life: &str, mode: Mode) -> Option<Wakeup> {
         for event in message.result.events {
             let is_life = event.kv.key == life;
             let handed_over = serde_json::from_str::<HandedOver>(&event.kv.value).ok();
-            match handed_over.filter(|it| is_life && it.mode == mode) {
-                Some(HandedOver { fence, slot, .. }) => return Some(Wakeup::HandedOver { fence, slot }),
+            match handed_over.filter(|_| is_life) {
+                Some(HandedOver { fence, slot }) => return Some(Wakeup::HandedOver { fence, slot }),
                 // Tokens may begin alike.
                 None if !is_life && !event.kv.key.starts_with(&format!("{life}/")) => {}
                 None => asks_again = Some(Wakeup::AskAgain),
@@ -123,20 +120,18 @@ mod tests {
 
     #[test]
     fn a_life_says_what_its_holder_must_know() {
-        let said = r#"{"fence": 9, "slot": 3, "mode": {"slots": 4}}"#;
-        let read = |changes: &[(&str, &str)]| read_wakeup(heard(changes).as_bytes(), "l/k/t", Mode::Slots(4));
+        let said = r#"{"fence": 9, "slot": 3}"#;
+        let read = |changes: &[(&str, &str)]| read_wakeup(heard(changes).as_bytes(), "l/k/t");
         let handed_over = Some(Wakeup::HandedOver { fence: 9, slot: 3 });
         assert_eq!(read(&[("l/k/t", said)]), handed_over);
         assert_eq!(read(&[("l/k/t/look", ""), ("l/k/t", said)]), handed_over);
         // Its lease is revoked at once.
         assert_eq!(read(&[("l/k/t", said), ("l/k/t", r#"{"member": "1", "ends_ms": 2}"#)]), handed_over);
-        // Another process with the same token asked for something else.
-        assert_eq!(read(&[("l/k/t", &said.replace('4', "5"))]), Some(Wakeup::AskAgain));
         assert_eq!(read(&[("l/k/t/look", "")]), Some(Wakeup::AskAgain));
         assert_eq!(read(&[("l/k/t-2", said), ("l/k/t.3/look", "")]), None, "other tokens");
         assert_eq!(read(&[]), None);
         let all = heard(&[("l/k/t", said)]);
         let part = &all.as_bytes()[..all.len() - 9];
-        assert_eq!(read_wakeup(part, "l/k/t", Mode::Slots(4)), Some(Wakeup::AskAgain), "a part of a message");
+        assert_eq!(read_wakeup(part, "l/k/t"), Some(Wakeup::AskAgain), "a part of a message");
     }
 }

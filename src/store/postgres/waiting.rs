@@ -133,7 +133,7 @@ impl PostgresStore {
         let end_ms = state.next_end().into_iter().chain(ends_ahead.as_ref().map(number).transpose()?).min();
         let dead = usize::try_from(number(dead)?).unwrap_or(usize::MAX);
         let look_at_ms = look_at_ms(at, end_ms, (dead, last_dead.as_ref().map(number).transpose()?));
-        let is_due = at < LOOKERS && end_ms.is_some_and(|end_ms| end_ms <= now.ms);
+        let is_due = look_at_ms.is_some_and(|at_ms| at_ms <= now.ms);
         let may_hold = place == 0 && state.could_hold(claim.mode, &facts);
         if is_due || may_hold || state.done_since(claim.once_per.map(millis), now).is_some() {
             return Ok(None);

@@ -64,7 +64,7 @@ drop_ended()
 -- Hands off what is free, and returns the reply.
 local function finish(reply)
   hand_off()
-  tell_end(before)
+  notify_expiry(before)
   expire_holders()
   return reply
 end
@@ -76,7 +76,7 @@ if waits or holds then
   redis.call('DEL', MAILBOX .. TOKEN)
 end
 
-if holds and is_lost(info_of(TOKEN)) then
+if holds and not info_of(TOKEN).fence then
   -- Only its lease is known: treat this as a new acquisition.
   redis.call('ZREM', HOLDERS, TOKEN)
   holds = nil
@@ -135,7 +135,7 @@ elseif not WAIT and place then
   hand_off()
   place = nil
 end
-tell_end(before)
+notify_expiry(before)
 if waits or place then
   -- The reply says when to look.
   redis.call('DEL', MAILBOX .. TOKEN)

@@ -130,7 +130,7 @@ end
 
 -- Wakes those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was
 -- `before`: they must learn when to look.
-local function tell_end(before)
+local function notify_expiry(before)
   local ends = next_end()
   if ends >= before then
     return

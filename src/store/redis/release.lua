@@ -27,7 +27,7 @@ local is_held = is_in_force(TOKEN) and info.fence
 local function finish(...)
   drop_ended()
   hand_off()
-  tell_end(before)
+  notify_expiry(before)
   expire_holders()
   return {...}
 end

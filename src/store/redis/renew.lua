@@ -38,7 +38,7 @@ if TTL == 0 then
 elseif info.hand or now + TTL > ends_of(TOKEN) then
   set_lease(TOKEN, now + TTL)
 end
-tell_end(before)
+notify_expiry(before)
 note_lease(TTL, info.hand)
 expire_holders()
 return {1}

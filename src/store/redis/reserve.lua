@@ -28,7 +28,7 @@ drop_ended()
 hand_off()
 
 local function finish(...)
-  tell_end(before)
+  notify_expiry(before)
   expire_holders()
   return {...}
 end

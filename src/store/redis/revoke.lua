@@ -85,7 +85,7 @@ pcall(function()
   end
   drop_ended()
   hand_off()
-  tell_end(before)
+  notify_expiry(before)
 end)
 expire_holders()
 if #taken == 0 then
