@@ -206,18 +206,30 @@ fn connections_that_run_out() {
     postgres.ask("CREATE ROLE clerk LOGIN CONNECTION LIMIT 7; GRANT CREATE ON DATABASE postgres TO clerk");
     let url = postgres.url_as("clerk", "schema=clerks");
     finds(&doctor(&url).exited(0), "ok", &["at most 7 connections at once (the limit of the role), 1 in use"]);
-    let holders: Vec<_> = (0..6).map(|number| waiting_for_its_end(&at_key(&url, number))).collect();
+    // Their leases outlast the test: none of them renews, and perhaps connects anew, while the doctor counts.
+    let hold = |url: &str, numbers: std::ops::Range<usize>| -> Vec<_> {
+        let call = |number| Lockrun::at(url).args(["--ttl", "10m", "--key", &format!("held {number}")]);
+        numbers.map(|number| waiting_for_its_end(&call(number))).collect()
+    };
+    // The session of the doctor ends a moment after the doctor.
+    let in_use = |role: &str, count: usize| {
+        let others = format!(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE usename = '{role}' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        );
+        eventually(LONG, "each run has a connection", || postgres.ask(&others).trim() == count.to_string());
+    };
+    let clerks = hold(&url, 0..6);
+    in_use("clerk", 6);
     finds(&doctor(&url).exited(1), "warn", &["at most 7 connections", "7 in use", "connection pooler"]);
     let url = postgres.url();
-    let more: Vec<_> = (6..15).map(|number| waiting_for_its_end(&at_key(&url, number))).collect();
+    let more = hold(&url, 6..15);
+    in_use("clerk", 6);
+    in_use("postgres", 9);
     finds(&doctor(&url).exited(1), "warn", &["at most 17 connections at once (max_connections)"]);
-    for run in holders.into_iter().chain(more) {
+    for run in clerks.into_iter().chain(more) {
         run.finish().exited(0);
     }
-}
-
-fn at_key(url: &str, number: usize) -> Lockrun {
-    Lockrun::at(url).args(["--key", &format!("held {number}")])
 }
 
 // A run goes on waiting when the server ends its idle session between two of its requests, and the doctor says what is wrong.
