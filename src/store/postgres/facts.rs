@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use super::failure::Failure;
-use crate::lock::state::{Facts, LOOKERS, Now, WaiterState};
+use crate::lock::state::{Facts, LOOKERS, LockState, Now, WaiterState};
 
 /// To how many waiters one operation hands the lock.
 pub(super) const HAND_OFFS_MAX: usize = 100;
@@ -44,6 +44,12 @@ impl Queued {
             waiter: WaiterState { ends_ms, ..waiter },
             channel: channel.clone().filter(|channel| is_channel(channel)),
         })
+    }
+
+    /// Returns the waiter as it is in the `state` after an operation, if it has kept its place. One that wants another mode has joined anew.
+    pub(super) fn waiter_in<'s>(&self, state: &'s LockState) -> Option<&'s WaiterState> {
+        let is_it = |waiter: &&WaiterState| waiter.token == self.waiter.token && waiter.mode == self.waiter.mode;
+        state.waiters.iter().find(is_it)
     }
 }
 

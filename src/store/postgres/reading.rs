@@ -169,10 +169,11 @@ impl Found {
     /// Returns whether the rules have `applied` the same, and made the same `state`, as if all waiters had been read: enough of the first ones
     /// remain, or another operation follows.
     pub(super) fn suffices<T>(&self, state: &LockState, applied: &Applied<T>) -> bool {
-        let remains = |row: &&Queued| state.waiters.iter().any(|waiter| waiter.token == row.waiter.token);
         let last = self.queue.rows.get(self.queue.first.saturating_sub(1)).map(|row| row.place);
         let first = self.rows_in_force().filter(|row| Some(row.place) <= last);
-        self.queue.is_whole || applied.is_unfinished || first.filter(remains).count() >= LOOKERS
+        self.queue.is_whole
+            || applied.is_unfinished
+            || first.filter(|row| row.waiter_in(state).is_some()).count() >= LOOKERS
     }
 
     /// Returns the rows of the waiters whose places have not ended.

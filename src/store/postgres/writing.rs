@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::operation::{Notices, Subject};
 use super::reading::{Found, WaitsBy, delete_ended};
 use super::schema::Tables;
-use crate::lock::state::{Applied, LockState, WaiterState};
+use crate::lock::state::{Applied, LockState};
 use crate::lock::token::Token;
 use crate::store::record_limit::{self, RecordTooLong};
 
@@ -124,7 +124,7 @@ impl<'a> SecondTrip<'a> {
     fn write_record(&mut self, state: &LockState) {
         let Tables { locks, waiters, .. } = self.tables;
         let key = Some(self.subject.key.as_str());
-        let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| after(row, state).is_none()).collect();
+        let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| row.waiter_in(state).is_none()).collect();
         let places = array(gone.iter().map(|row| row.place));
         let ends_ms = array(gone.iter().map(|row| row.waiter.ends_ms));
         let delete_gone = format!(
@@ -167,7 +167,7 @@ impl<'a> SecondTrip<'a> {
         }
         let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
         for row in found.rows_in_force() {
-            let Some(after) = after(row, state) else { continue };
+            let Some(after) = row.waiter_in(state) else { continue };
             let asks = subject.asking == Some(&after.token);
             if !asks && *after == row.waiter {
                 continue;
@@ -193,7 +193,7 @@ impl<'a> SecondTrip<'a> {
         let Some(asking) = subject.asking else { return };
         let Some(at) = state.waiters.iter().position(|waiter| waiter.token == *asking) else { return };
         let own = &state.waiters[at];
-        if !found.rows_in_force().any(|row| row.waiter.token == *asking && after(row, state).is_some()) {
+        if !found.rows_in_force().any(|row| row.waiter.token == *asking && row.waiter_in(state).is_some()) {
             self.is_lasting = true;
             self.checks.own_at = Some(self.batch.answers());
             self.batch.add(
@@ -231,10 +231,4 @@ impl<'a> SecondTrip<'a> {
             self.batch.add(statement, &[Some(&channels)]);
         }
     }
-}
-
-/// Returns what has become of the waiter in this row, if it keeps its place. One that wants another mode has joined anew.
-fn after<'s>(row: &Queued, state: &'s LockState) -> Option<&'s WaiterState> {
-    let is_it = |waiter: &&WaiterState| waiter.token == row.waiter.token && waiter.mode == row.waiter.mode;
-    state.waiters.iter().find(is_it)
 }
