@@ -92,7 +92,8 @@ impl LockState {
         }
         let has_waited = self.place_of(token).is_some();
         self.join(ask, now);
-        let mut woken = self.hand_off(Some(ask), now, facts);
+        let mut woken = Vec::new();
+        self.hand_off(Some(ask), &mut woken, now, facts);
         if let Some(at) = self.position(token) {
             let mine = self.holders[at].acquired();
             return Ok(self.finish_with(mine, before, woken, facts));
@@ -111,7 +112,7 @@ impl LockState {
         } else {
             self.leave(token);
             // It may have stood in the way of those behind it.
-            woken.extend(self.hand_off(None, now, facts));
+            self.hand_off(None, &mut woken, now, facts);
         }
         let held = self.held_by_others(place, now, facts);
         let applied = self.finish_with(held, before, woken, facts);
@@ -147,7 +148,7 @@ impl LockState {
         let holder = &mut self.holders[at];
         holder.lease = lease.or(holder.lease);
         if holder.request.as_ref() != ask.request {
-            // Two requests were told that they hold the lock, so neither may cancel it.
+            // Two requests were answered that they hold the lock, so neither may cancel it.
             holder.request = None;
         }
         lease.is_some()

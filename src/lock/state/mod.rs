@@ -298,7 +298,8 @@ impl LockState {
 
     /// Finishes an operation before which the next lease ended at `before`: hands off what is free, and returns `answer`.
     fn finish<T>(&mut self, answer: T, before: Option<u64>, now: Now, facts: &impl Facts) -> Applied<T> {
-        let woken = self.hand_off(None, now, facts);
+        let mut woken = Vec::new();
+        self.hand_off(None, &mut woken, now, facts);
         self.finish_with(answer, before, woken, facts)
     }
 

@@ -211,9 +211,8 @@ impl LockState {
     /// because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed any more is removed. The
     /// request that asks gets the lease that it asks for.
     ///
-    /// Returns the other waiters that this concerned: they must be woken.
-    pub(super) fn hand_off(&mut self, asking: Option<&Ask<'_>>, now: Now, facts: &impl Facts) -> Vec<Token> {
-        let mut woken = Vec::new();
+    /// Adds the other waiters that this concerns to `woken`: they must be woken.
+    pub(super) fn hand_off(&mut self, asking: Option<&Ask<'_>>, woken: &mut Vec<Token>, now: Now, facts: &impl Facts) {
         while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < facts.hand_offs_max()) {
             if self.done_since(waiter.once_per_ms, now).is_some() {
                 woken.push(self.waiters.remove(0).token);
@@ -235,7 +234,6 @@ impl LockState {
             self.fence = fence;
             self.holders.push(waiter.into_holder(slot, fence, now));
         }
-        woken
     }
 
     /// Returns when the waiter in this place must look at the lock, although nothing wakes it: see [`look_at_ms`].

@@ -69,7 +69,8 @@ impl LockState {
         }
         // What has ended goes to the waiters first: they were there before.
         self.drop_ended(now, facts);
-        let woken = self.hand_off(None, now, facts);
+        let mut woken = Vec::new();
+        self.hand_off(None, &mut woken, now, facts);
         if let Some(at) = self.position(token) {
             if self.holders[at].purpose == Purpose::Unrecorded {
                 // The record of its reservation was deleted, too.

@@ -22,9 +22,9 @@ const OPERATIONS_MAX: usize = 128;
 /// with their leases, which are revoked right after it.
 const LIVES_MAX: usize = 10;
 
-// A transaction has an operation for each of these lives; two for each waiter that is taken from the queue, by a request for the lock
-// twice as many as at once; one for each waiter that must look; and those for the row of the asking client, the record and its fence.
-const _: () = assert!(LIVES_MAX + 4 * HAND_OFFS_MAX + LOOKERS + 3 <= OPERATIONS_MAX);
+// A transaction has an operation for each of these lives; two for each waiter that is taken from the queue; one for each waiter that must
+// look; and those for the row of the asking client, the record and its fence.
+const _: () = assert!(LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 <= OPERATIONS_MAX);
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
 /// repeated attempt uses them again.

@@ -47,7 +47,7 @@ impl History {
         }
     }
 
-    /// Checks that the fence which a client is told is that of its acquisition.
+    /// Checks that the fence in the answer to a client is that of its acquisition.
     pub(super) fn acquired(&self, client: usize, fence: u64) {
         assert_eq!(self.fences.get(&fence), Some(&self.name(client)));
     }

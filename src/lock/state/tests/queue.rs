@@ -283,7 +283,7 @@ fn a_cancel_drops_only_what_this_very_request_obtained() {
     lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
     assert!(!lock.cancel("own", Some("2"), false));
     assert_eq!(lock.holders(), ["own"]);
-    // Two requests were told that they hold the lock.
+    // Two requests were answered that they hold the lock.
     lock.ask(&Ask { request: Some(&two), ..ask(&claim) });
     assert!(!lock.cancel("own", Some("1"), false));
     lock.release("own", Release::ByHand);
