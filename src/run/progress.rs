@@ -76,6 +76,10 @@ impl<'a> Progress<'a> {
 }
 
 impl Watcher for Progress<'_> {
+    fn is_stopped(&self) -> bool {
+        self.guardian.is_some_and(Guardian::is_stopped)
+    }
+
     fn waiting(&mut self, held: &Held) -> ControlFlow<()> {
         if (self.is_hopeless)(held) {
             return ControlFlow::Break(());
@@ -106,10 +110,6 @@ impl WaitObserver for Progress<'_> {
 
     fn pause(&mut self) {
         self.clear();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.guardian.is_some_and(Guardian::is_stopped)
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -37,6 +37,9 @@ pub struct Wait<'a> {
 
 /// Observes a wait for a lock.
 pub trait Watcher: WaitObserver {
+    /// Returns whether lockrun, for which this process waits, is stopped. No lock must be acquired for it then.
+    fn is_stopped(&self) -> bool;
+
     /// Called after each answer that the lock is held. Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 

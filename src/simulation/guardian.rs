@@ -285,13 +285,13 @@ impl WaitObserver for Onlooker {
     fn tick(&mut self) {}
 
     fn pause(&mut self) {}
-
-    fn is_stopped(&self) -> bool {
-        Port::current().world().runs[self.run].lockrun.is_stopped
-    }
 }
 
 impl Watcher for Onlooker {
+    fn is_stopped(&self) -> bool {
+        Port::current().world().runs[self.run].lockrun.is_stopped
+    }
+
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }

@@ -105,13 +105,12 @@ impl Store for SimulatedStore {
         _: &Claim,
         until: Option<Moment>,
         _: &mut Waiter<'_>,
-        observer: &mut dyn WaitObserver,
+        _: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         let port = Port::current();
         loop {
             let letter = port.world().take_letter(self.end);
             match letter {
-                Some(Letter::Woken { .. }) if observer.is_stopped() => return Ok(Wakeup::AskAgain),
                 Some(Letter::Woken { handed: Some((fence, slot)) }) => return Ok(Wakeup::HandedOver { fence, slot }),
                 Some(Letter::Woken { handed: None }) => return Ok(Wakeup::AskAgain),
                 Some(Letter::Reset) => {
@@ -124,7 +123,7 @@ impl Store for SimulatedStore {
             if let Some(signal) = port.world().take_signal(port.me()) {
                 return Ok(Wakeup::Signal(signal));
             }
-            if until.is_some_and(|until| Moment::now() >= until) || observer.is_stopped() {
+            if until.is_some_and(|until| Moment::now() >= until) {
                 return Ok(Wakeup::AskAgain);
             }
             port.wait(until);

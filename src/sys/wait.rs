@@ -31,11 +31,6 @@ pub trait WaitObserver: Send {
     /// Called before lockrun stops for a stop signal.
     fn pause(&mut self);
 
-    /// Returns whether lockrun, for which this process waits, is stopped. No lock must be acquired for it then.
-    fn is_stopped(&self) -> bool {
-        false
-    }
-
     /// Returns a descriptor on which poll(2) reports something once the wait has become pointless, even if it is only an error.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -1,6 +1,6 @@
 //! Tests of the waiting loop, on a store with scripted answers.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -79,15 +79,17 @@ impl Store for Scripted {
 /// A watcher that goes on waiting or not.
 struct Onlooker {
     goes_on: bool,
-    /// How many more times it says that lockrun is stopped.
-    stops: Cell<u32>,
+    /// Whether it says that lockrun is stopped, one answer after the other; after the last one, that it is not.
+    stops: RefCell<VecDeque<bool>>,
+    /// The last of these answers.
+    is_stopped: Cell<bool>,
     /// What was reported as left in the store.
     left: Vec<String>,
 }
 
 impl Onlooker {
     fn new(goes_on: bool) -> Self {
-        Onlooker { goes_on, stops: Cell::new(0), left: Vec::new() }
+        Onlooker { goes_on, stops: RefCell::default(), is_stopped: Cell::new(false), left: Vec::new() }
     }
 }
 
@@ -99,17 +101,16 @@ impl WaitObserver for Onlooker {
     fn tick(&mut self) {}
 
     fn pause(&mut self) {}
-
-    fn is_stopped(&self) -> bool {
-        let stops = self.stops.get();
-        self.stops.set(stops.saturating_sub(1));
-        stops > 0
-    }
 }
 
 impl Watcher for Onlooker {
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.set(self.stops.borrow_mut().pop_front().unwrap_or(false));
+        self.is_stopped.get()
+    }
+
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
-        assert_eq!(self.stops.get(), 0, "the lock was asked for in the name of a lockrun that is stopped");
+        assert!(!self.is_stopped.get(), "the lock was asked for in the name of a lockrun that is stopped");
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
@@ -363,7 +364,7 @@ fn patience_with_an_outage_ends() {
 #[test]
 fn patience_begins_anew_when_lockrun_is_continued() {
     // It looks ten times a second.
-    let mut onlooker = Onlooker { stops: Cell::new(20 * 60), ..Onlooker::new(true) };
+    let mut onlooker = Onlooker { stops: RefCell::new([true; 20 * 60].into()), ..Onlooker::new(true) };
     let waited = wait_through(Duration::ZERO, [failed(true, true), MINE], &mut onlooker);
     assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
 }
@@ -388,7 +389,7 @@ fn patience_begins_anew_when_the_waiter_is_continued() {
 fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
-    let mut watcher = Onlooker { stops: Cell::new(2), ..Onlooker::new(true) };
+    let mut watcher = Onlooker { stops: RefCell::new([true; 2].into()), ..Onlooker::new(true) };
     let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
     let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
@@ -442,6 +443,11 @@ fn waits_in(place: u64, look_in: Option<Duration>) -> Tried {
 /// Waits, on an idle machine, for a lock that is handed over with this fence after so long. Returns what was acquired, and how often the
 /// store was asked.
 fn is_handed_over(fence: u64, after: Duration, terms: Option<Terms>) -> (Acquired, usize) {
+    is_handed_over_to(&mut Onlooker::new(true), fence, after, terms)
+}
+
+/// The same under the eyes of this watcher.
+fn is_handed_over_to(watcher: &mut Onlooker, fence: u64, after: Duration, terms: Option<Terms>) -> (Acquired, usize) {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted {
         tries: [Ok(waits_in(0, None)), MINE].into(),
@@ -450,7 +456,7 @@ fn is_handed_over(fence: u64, after: Duration, terms: Option<Terms>) -> (Acquire
         ..Scripted::default()
     };
     let claim = Claim { ttl: Ttl::Lasts(TERMS.ttl), ..Claim::example() };
-    let wait = Wait { until: None, max_waiting: None, terms, signals: &signals, watcher: &mut Onlooker::new(true) };
+    let wait = Wait { until: None, max_waiting: None, terms, signals: &signals, watcher };
     let acquired = IdleMachine::with(|| in_turn(&mut store, &claim, wait));
     assert_eq!(store.cancelled, 0);
     (acquired.expect("the store does not fail"), store.asked.len())
@@ -477,6 +483,15 @@ fn a_wake_up_that_leaves_no_time_to_renew_is_confirmed_first() {
 #[test]
 fn a_wake_up_from_before_the_last_answer_counts_for_nothing() {
     assert_eq!(is_handed_over(7, Duration::from_millis(1), Some(TERMS)), (Acquired::Mine(GRANT), 2));
+}
+
+#[test]
+fn a_wake_up_while_lockrun_is_stopped_is_confirmed_once_it_is_continued() {
+    // It runs when the waiter asks, and is stopped when the wake-up comes.
+    let mut watcher = Onlooker { stops: RefCell::new([false, true, true].into()), ..Onlooker::new(true) };
+    let after = Duration::from_millis(1);
+    assert_eq!(is_handed_over_to(&mut watcher, 8, after, Some(TERMS)), (Acquired::Mine(GRANT), 2));
+    assert!(watcher.stops.borrow().is_empty());
 }
 
 // A lock by hand must last for its whole ttl when its token is printed, and a lease that never ends is not renewed.

@@ -52,8 +52,6 @@ impl EtcdStore {
                 return Ok(Wakeup::AskAgain);
             }
             let wakeup = match wakeup {
-                // One that is stopped does not start COMMAND.
-                Some(_) if observer.is_stopped() => Some(Wakeup::AskAgain),
                 Some(wakeup) => Some(wakeup),
                 None => match waiter.wait_for(Some(watch.connection.as_fd()), until, observer) {
                     Ok(WakeReason::Signal(signal)) => Some(Wakeup::Signal(signal)),

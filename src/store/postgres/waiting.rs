@@ -163,8 +163,7 @@ impl PostgresStore {
                 Err(errno) => return Err(Failure::NoWait(errno)),
             }
             let now = Moment::now();
-            // While lockrun is stopped, nothing must be acquired for it.
-            if until.is_some_and(|until| until <= now) || observer.is_stopped() {
+            if until.is_some_and(|until| until <= now) {
                 return Ok(Wakeup::AskAgain);
             }
             if poll_at.is_some_and(|at| at <= now) {
