@@ -211,6 +211,26 @@ on_every_lease_store!(a_wake_up_is_read_after_the_lease, |store| {
     queue.end().in_order([1, 0]);
 });
 
+// "From COMMAND's first instruction no other run holds the same key": a lease that expired before COMMAND could start was not lost while
+// COMMAND ran, whatever `--on-lost` says.
+on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
+    // The first run creates the tables, if the store has any.
+    Lockrun::at(&store.url()).key("too-late").command(["true"]).run().exited(0);
+    let proxy = store.proxy();
+    proxy.set(Mode::Delay(Duration::from_millis(300)));
+    let call = Lockrun::at(&proxy.url()).key("too-late").args(["--ttl=8s", "--on-lost=warn"]);
+    let run = call.command(["echo", "ran"]).spawn();
+    // The answer is on its way.
+    eventually(LONG, "the lock is granted", || is_held(store, "too-late"));
+    let guardian = children(run.pid())[0];
+    stop(guardian);
+    held_in_time(run.stdout().is_empty(), "it has not begun");
+    eventually(LONG, "its lease has ended", || !is_held(store, "too-late"));
+    send(guardian, Signal::SIGCONT);
+    run.wait().exited(69).printed("");
+    assert!(is_free(store, "too-late"));
+});
+
 // "If that fails, COMMAND's own status still counts": the release may take longer than what is left of the lease.
 on_every_lease_store!(a_command_that_has_ended_keeps_its_status_while_the_store_is_away, |store| {
     let server = store.server();
