@@ -44,7 +44,7 @@ pub(super) enum Failure {
     /// The lock's row was deleted each time before it could be locked.
     RowDeleted,
     /// Each time, a waiter prolonged its place just as the operation was about to end it.
-    RowBusy,
+    PlaceProlonged,
     /// The server rejects our login, or we do not trust it.
     NotAdmitted(String),
     /// The server has rejected a statement.
@@ -148,7 +148,7 @@ impl Failure {
 
     /// Returns whether an operation that failed so may have been committed.
     pub(super) fn leaves_outcome_open(&self) -> bool {
-        self.is_out_of_step() && !matches!(self, Failure::RowBusy | Failure::RecordTooLong(_))
+        self.is_out_of_step() && !matches!(self, Failure::PlaceProlonged | Failure::RecordTooLong(_))
     }
 
     /// Returns whether the same request may be answered a little later.
@@ -163,7 +163,7 @@ impl Failure {
                 Trouble::Unavailable
             }
             Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
-            Failure::RowBusy | Failure::CreationBlocked(_) => Trouble::Busy,
+            Failure::PlaceProlonged | Failure::CreationBlocked(_) => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_busy() || refusal.is_of_used_up_connections() => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_transient() => Trouble::Unavailable,
             Failure::NoHost { trouble, .. } => *trouble,
@@ -213,7 +213,7 @@ impl Failure {
                     "its row in {server} was deleted each time that it was read; see what deletes rows of the table locks"
                 )
             }
-            Failure::RowBusy => {
+            Failure::PlaceProlonged => {
                 anyhow!("{server} could not carry out the request in time: others have used the lock all the time")
             }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),

@@ -132,7 +132,7 @@ impl Attempt {
             _ => return Err(failure),
         }
         self.connect_by = self.answer_by;
-        Ok(if failure.is_of_changed_place() { Failure::RowBusy } else { failure })
+        Ok(if failure.is_of_changed_place() { Failure::PlaceProlonged } else { failure })
     }
 }
 

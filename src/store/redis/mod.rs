@@ -40,6 +40,7 @@ use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
+use crate::lock::state::millis;
 use crate::lock::token::Token;
 use crate::net::tls::{Tls, Verification};
 use crate::store::diagnostic::Diagnostic;
@@ -414,9 +415,4 @@ fn request(claim: &Claim) -> &str {
 /// Returns a ttl as the scripts take it: 0 is for ever.
 fn ttl_ms(ttl: Ttl) -> u64 {
     ttl.length().map_or(0, millis)
-}
-
-/// Returns a span in whole milliseconds.
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{RedisStore, millis};
+use super::RedisStore;
+use crate::lock::state::millis;
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::store::url::{
     AFTER_NAMES, AFTER_PATHS, Parameters, check_separators, decoded, decoded_path, is_host, split_port,
