@@ -129,6 +129,61 @@ on_every_lease_store!(a_waiter_is_stopped_around_its_turn, |store| {
     }
 });
 
+/// How many moments are tried: `SUITE_RUNS` asks for more.
+fn moments() -> usize {
+    let asked = std::env::var("SUITE_RUNS").ok();
+    asked.map_or(4, |asked| asked.parse().expect("SUITE_RUNS is a number"))
+}
+
+// "From COMMAND's first instruction no other run holds the same key": the first waiter is stopped, or cut off from the store, at a random moment
+// around its turn, and for a random time around the length of its lease.
+on_every_lease_store!(a_waiter_is_disturbed_around_its_turn, |store| {
+    let mut random = fastrand::Rng::new();
+    for _ in 0..moments() {
+        let (turn, moment) = (Duration::from_millis(40), Duration::from_micros(random.u64(0..80_000)));
+        let (span, is_cut_off) = (Duration::from_millis(random.u64(0..1800)), random.bool());
+        let what = format!(
+            "{} {moment:?} after the start, its turn came after {turn:?}",
+            ["stopped", "cut off"][usize::from(is_cut_off)]
+        );
+        let store = &store.another();
+        let proxy = store.proxy();
+        let holder = Holder::new(store, "disturbed");
+        let mut queue = Queue::through(&proxy.url(), store, "disturbed").with(&["--ttl", "1s"]);
+        queue.join_and_hear(1);
+        queue = queue.by(&store.url()).with(&["--ttl", "1s"]);
+        queue.join(1);
+        let mut disturb =
+            || if is_cut_off { proxy.set(Mode::Swallow) } else { queue.waiter(0).signal(Signal::SIGSTOP) };
+        if moment < turn {
+            thread::sleep(moment);
+            disturb();
+            thread::sleep(turn - moment);
+            holder.end();
+        } else {
+            thread::sleep(turn);
+            holder.end();
+            thread::sleep(moment - turn);
+            disturb();
+        }
+        thread::sleep(span);
+        proxy.set(Mode::Pass);
+        queue.signal_all(Signal::SIGCONT);
+        let first = queue.take(0).wait();
+        let written = queue.all_end();
+        match first.status {
+            Some(0) => Record::read(&written).in_any_order(0..2),
+            // Too little of its lease was left to start its command.
+            Some(69) => Record::read(&written).in_any_order(1..2),
+            // Its command was killed before the lease ended: it has not stamped its end.
+            Some(79) => Record::read(
+                written.strip_prefix("in 0").and_then(|rest| rest.split_once('\n')).expect("it ran first").1,
+            ),
+            _ => panic!("{what}: {first}"),
+        };
+    }
+});
+
 /// Kills the first waiters just as the lock is handed to the first of them: after the server has woken it, and before it could act. The
 /// others run soon enough.
 #[track_caller]
