@@ -176,8 +176,10 @@ impl<'a> Storm<'a> {
             }
             let output = run.end();
             assert!(!output.stderr().contains("cannot be killed"), "{output}");
-            // It ended by itself, lost its lease, ran for too long, or lost its guardian; or a signal ended it.
-            assert!(matches!(output.status, None | Some(0 | 79 | 124 | 125)), "{output}");
+            // It ended by itself, lost its lease, ran for too long, or lost its guardian; or a signal ended it. Or it got no processor from its
+            // turn until its lease was almost over, and has started nothing.
+            let is_late = output.status == Some(69) && output.stderr().contains("too little of its lease was left");
+            assert!(is_late || matches!(output.status, None | Some(0 | 79 | 124 | 125)), "{output}");
             self.ends.count_in(&output);
             let is_clean = happens_within(LONG, || run.processes().is_empty());
             assert!(is_clean, "left behind: {output}");
