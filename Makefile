@@ -12,7 +12,6 @@
 # make deny       check the licences, sources and versions of all dependencies (needs cargo-deny: cargo install cargo-deny)
 # make generate   regenerate the manual pages from the command line's definition
 # make demo       record docs/demo.svg anew (needs root, and redis-server)
-# make link-order list the code that a run touches, so that the linker can place it side by side (needs valgrind)
 # make bench      compare with the peers that are installed; writes benches/RESULTS.md
 # make install    PREFIX=/usr/local, DESTDIR=; make uninstall removes the same files
 # make deb        a package for Debian and Ubuntu; make rpm: for Fedora and related distributions; make dist: an archive, with SHA256SUMS
@@ -38,7 +37,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos storms handoffs soak simulate mutants fuzz check-generated generate demo link-order bench install uninstall deb dist rpm clean
+.PHONY: build test check deny chaos storms handoffs soak simulate mutants fuzz check-generated generate demo bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -123,9 +122,6 @@ generate: $(binary)
 		mv "$${pair#*:}.new" "$${pair#*:}"; \
 		echo "wrote $${pair#*:}"; \
 	done
-
-link-order:
-	scripts/link-order
 
 bench: $(binary)
 	benches/run $(binary)
