@@ -128,6 +128,7 @@ impl Renewing {
     fn run(&mut self) {
         priority::raise();
         let shared = SharedStore(Arc::clone(&self.work.shared.0));
+        let mut is_prepared = false;
         loop {
             let mut locked = shared.lock();
             let Some(Shared { store, renewal: lease }) = &mut *locked else { return };
@@ -137,6 +138,9 @@ impl Renewing {
             }
             match renewal.next(Moment::now()) {
                 Next::Sleep(until) => {
+                    if !std::mem::replace(&mut is_prepared, true) {
+                        store.prepare_release(&self.work.claim.key, &self.work.claim.token, until);
+                    }
                     drop(locked);
                     if self.must_stop_before(until) {
                         return;

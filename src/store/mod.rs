@@ -98,6 +98,11 @@ pub trait Store: Send {
         self.renew(key, token, Some(ttl))
     }
 
+    /// Announces that COMMAND has started, so that the store can prepare the release while the run has nothing else to do. Whether that
+    /// succeeds changes nothing but how long the release takes. It must return by `until`. A store that releases in one request need not
+    /// override this.
+    fn prepare_release(&mut self, _key: &Key, _token: &Token, _until: Moment) {}
+
     /// Releases or retains the lock as `how` says, and records the run. If we no longer hold it, other holders stay untouched,
     /// and the end of the run is recorded as far as the store still knows of it.
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError>;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::api::{self, Compare, Operation};
+use super::api::{self, Compare, Operation, Transacted};
 use super::facts::{EtcdFacts, HAND_OFFS_MAX};
-use super::found::{Found, HandedOver, Life, LifeEnd, OwnRow, Row, Scope, record_of, whole_seconds};
+use super::failure::Failure;
+use super::found::{Found, HandedOver, Life, LifeEnd, OwnRow, READS_MAX, Row, Scope, record_of, whole_seconds};
 use super::http::Request;
 use super::keys::range_end;
 use crate::lock::state::{HolderState, LOOKERS, LockState, WaiterState};
@@ -23,8 +24,12 @@ const OPERATIONS_MAX: usize = 128;
 const LIVES_MAX: usize = 10;
 
 // A transaction has an operation for each of these lives; two for each waiter that is taken from the queue; one for each waiter that must
-// look; and those for the row of the asking client, the record and its fence.
-const _: () = assert!(LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 <= OPERATIONS_MAX);
+// look; those for the row of the asking client, the record and its fence; and those that read what is left.
+const _: () = assert!(LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
+
+/// How long a lease lasts at most that is left to expire when its holder has released the lock. To revoke it is a write to the disks of
+/// the members, just when the next holder needs them; etcd ends many that have expired at once.
+const LEFT_MAX_MS: u64 = 60_000;
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
 /// repeated attempt uses them again.
@@ -114,6 +119,10 @@ impl Draft<'_> {
             let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found().pruned.revision);
             change.compare.push(pruned);
         }
+        if let Some(life) = self.asking.and_then(|asking| self.found().life_of(asking)) {
+            // What its holder is told goes by it: that its lease is renewed, and that it held the lock until now.
+            change.compare.push(Compare::Attached(self.scope.names.life(&life.token), life.lease));
+        }
         self.change_lives(&mut change, leases);
         self.take_from_queue(&mut change);
         self.keep_place(&mut change, leases);
@@ -127,13 +136,18 @@ impl Draft<'_> {
             self.change_life(change, holder, leases);
         }
         for life in &self.found().lives {
-            let was_there = self.before.holders.iter().any(|holder| holder.token == life.token);
+            let holder = self.before.holders.iter().find(|holder| holder.token == life.token);
+            let was_there = holder.is_some();
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
             if !is_there && (was_there || self.given_up == Some(&life.token)) {
-                if change.operations.len() < LIVES_MAX {
+                let is_deleted = change.operations.len() < LIVES_MAX;
+                if is_deleted {
                     change.operations.push(Operation::Delete(self.scope.names.life(&life.token)));
                 }
-                change.unused_leases.push(life.lease);
+                let lasts_ms = holder.and_then(|holder| holder.lease.as_ref()?.ttl_ms);
+                if !is_deleted || lasts_ms.is_none_or(|ms| ms > LEFT_MAX_MS) {
+                    change.unused_leases.push(life.lease);
+                }
             }
         }
     }
@@ -210,12 +224,14 @@ impl Draft<'_> {
             change.compare.push(row.unchanged());
             change.operations.push(Operation::Put { key, value, lease: row.lease });
         }
-        if self.changes_holders() {
-            // One that has joined meanwhile, ahead of those that still wait, could be the next.
+        if self.changes_holders() || self.given_up.is_some() {
+            // One that has joined meanwhile, ahead of those that still wait, could be the next, or must be woken for another reason: a lock
+            // that is retained may end sooner than it knows. The same holds for the one behind the first of them, if that one has left.
             let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
-            let next = self.found().rows.iter().find(still_waits).map(|row| row.name.clone());
+            let next = self.found().rows.iter().find(still_waits);
+            change.compare.extend(next.map(Row::unchanged));
             let (from, revision) = (names.queue.clone(), self.found().revision);
-            let to = next.unwrap_or_else(|| range_end(&from));
+            let to = next.map_or_else(|| range_end(&from), |row| row.name.clone());
             change.compare.push(Compare::NoneSince { from, to, revision });
         }
     }
@@ -313,9 +329,18 @@ impl Change {
         self.grants.iter().any(|(lease, _)| leases.created.contains(lease))
     }
 
-    /// Returns the transaction that makes the change; if the lock was changed meanwhile, it reads the lock instead.
-    pub(super) fn transaction(&self, scope: &Scope) -> Request {
-        api::transaction(&self.compare, &self.operations, &scope.operations()).for_all(scope.reads_all_rows())
+    /// Returns the transaction that makes the change, and then reads the lock `after` it; if the lock was changed meanwhile, it reads it
+    /// as `scope` says instead.
+    pub(super) fn transaction(&self, scope: &Scope, after: Option<&Scope>) -> Request {
+        let reads = after.map(Scope::operations).unwrap_or_default();
+        let then = self.operations.iter().chain(&reads);
+        api::transaction(&self.compare, then, &scope.operations()).for_all(scope.reads_all_rows())
+    }
+
+    /// Returns what such a transaction has read after the change.
+    pub(super) fn read_after(&self, scope: &Scope, mut transacted: Transacted) -> Result<Found, Failure> {
+        transacted.responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
+        scope.read(transacted)
     }
 }
 

@@ -16,6 +16,9 @@ use crate::lock::token::Token;
 pub(super) const FIRST_WAITERS: u32 = 16;
 pub(super) const MANY_WAITERS: u32 = 64;
 
+/// How many operations of a transaction read a lock at most.
+pub(super) const READS_MAX: usize = 6;
+
 /// In how long to look again for a holder's life that still exists although its end should have come: etcd looks for expired leases
 /// twice a second.
 const LOOK_AGAIN_MS: u64 = 300;
@@ -140,7 +143,12 @@ impl Scope {
         self.limit == 0 || self.own_row == OwnRow::Unknown
     }
 
-    /// Returns the operations that read it.
+    /// Returns the same for the next operation of a holder: it has no row, and few waiters matter to it.
+    pub(super) fn of_holder(&self) -> Self {
+        Scope { own_row: OwnRow::None, limit: FIRST_WAITERS, ..self.clone() }
+    }
+
+    /// Returns the operations that read it, at most [`READS_MAX`].
     pub(super) fn operations(&self) -> Vec<Operation> {
         let Names { state, lives, queue, pruned_fence } = &self.names;
         let limit = if self.reads_all_rows() { 0 } else { self.limit };

@@ -20,6 +20,7 @@ mod keys;
 mod listing;
 mod operation;
 mod pauses;
+mod remembered;
 mod renewal;
 mod url;
 mod waiting;
@@ -46,6 +47,7 @@ use facts::EtcdFacts;
 use failure::Failure;
 use found::Attached;
 use operation::{Committed, RowUse, Subject};
+use remembered::Remembered;
 use url::Cluster;
 use waiting::Watch;
 
@@ -64,6 +66,8 @@ pub struct EtcdStore {
     seen_revision: i64,
     /// The watch through which we hear of our turn.
     watch: Option<Watch>,
+    /// The lock that we hold.
+    remembered: Option<Remembered>,
     /// Leases to which nothing is attached any more.
     unused_leases: Vec<i64>,
     /// Whether nobody will use the lock again after this, so that its fence need not be kept.
@@ -80,6 +84,7 @@ impl EtcdStore {
             own_row: None,
             seen_revision: 0,
             watch: None,
+            remembered: None,
             unused_leases: Vec::new(),
             is_trial: false,
         })
@@ -256,6 +261,10 @@ impl Store for EtcdStore {
         let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
         self.revoke_unused_leases();
         Ok(from_state::released(answer, Now::unix(now_ms)))
+    }
+
+    fn prepare_release(&mut self, key: &Key, token: &Token, until: Moment) {
+        self.read_ahead(key, token, until);
     }
 
     /// If this fails, the leases expire, if there are any.

@@ -134,7 +134,10 @@ impl EtcdStore {
         rules: &mut impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
     ) -> Result<Committed<T>, Failure> {
         self.client.begin();
-        let mut found = self.read_first(attempt)?;
+        let mut found = match self.recall(attempt.subject.asking, &attempt.scope) {
+            Some(found) => found,
+            None => self.read_first(attempt)?,
+        };
         loop {
             found = match self.attempt(attempt, &found, rules)? {
                 Attempted::Done(committed) => return Ok(committed),
@@ -203,8 +206,10 @@ impl EtcdStore {
         let (mut revision, mut answered_by) = (found.revision, found.member_and_term.clone());
         if !change.is_empty() {
             let uses_old = change.uses_created(&attempt.leases);
-            let held = subject.asking.filter(|asking| holds(asking, &after));
-            let transacted = match self.commit(&mut change, attempt, held.is_none()) {
+            let keeps = subject.asking.filter(|asking| !subject.gives_up && holds(asking, &after));
+            // The next operation of a holder needs no other read.
+            let read_after = keeps.map(|_| scope.of_holder());
+            let transacted = match self.commit(&change, attempt, read_after.as_ref()) {
                 Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
                     // A lease that an earlier attempt has created was not used in time.
                     attempt.leases = NewLeases::default();
@@ -221,8 +226,13 @@ impl EtcdStore {
                 let is_urgent = attempt.subject.asking.is_some_and(|asking| holds(asking, &before));
                 return Ok(Attempted::Lost { found: Box::new(attempt.scope.read(transacted)?), is_urgent });
             }
-            let Header { member_id, raft_term, .. } = transacted.header;
+            let Header { member_id, raft_term, .. } = transacted.header.clone();
             (revision, answered_by) = (transacted.header.revision, (member_id, raft_term));
+            if let (Some(token), Some(scope)) = (keeps, read_after)
+                && let Ok(found) = change.read_after(&scope, transacted)
+            {
+                self.remember(token, &scope, found);
+            }
         }
         self.client.may_be_done = false;
         let waiting = attempt.subject.asking.and_then(|asking| after.waiters.iter().find(|it| it.token == *asking));
@@ -262,20 +272,17 @@ impl EtcdStore {
         self.unused_leases.extend(change.unused_leases.into_iter().filter(|lease| !used.contains(lease)));
     }
 
-    /// Makes a change. Returns the transaction's answer: if another operation was quicker, the lock as it is now. If the asking client
-    /// gives up, and holds nothing by the change, also revokes the leases that are unused after it.
+    /// Makes a change, and reads the lock `after` it. Returns the transaction's answer: if another operation was quicker, the lock as it is
+    /// now.
     fn commit(
         &mut self,
-        change: &mut Change,
+        change: &Change,
         attempt: &mut Attempt<'_>,
-        holds_nothing: bool,
+        after: Option<&Scope>,
     ) -> Result<Transacted, Failure> {
         let new = change.new_grants(&attempt.leases);
-        let has_ended = attempt.subject.gives_up && holds_nothing;
-        let revoked = if has_ended { std::mem::take(&mut change.unused_leases) } else { Vec::new() };
         let mut requests: Vec<_> = new.iter().map(|(lease, seconds)| api::grant(*lease, *seconds)).collect();
-        requests.push(change.transaction(&attempt.scope));
-        requests.extend(revoked.into_iter().map(api::revoke));
+        requests.push(change.transaction(&attempt.scope, after));
         let responses = self.client.exchange(&requests, Effect::Writes, attempt.deadline)?;
         let mut first_failure = None;
         for (grant, (lease, _)) in responses.iter().zip(&new) {

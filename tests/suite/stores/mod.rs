@@ -5,6 +5,7 @@ mod broken_records;
 mod directory;
 mod endless;
 mod etcd_clusters;
+mod etcd_costs;
 mod etcd_faults;
 mod etcd_leases;
 mod etcd_listings;
