@@ -120,7 +120,7 @@ impl Draft<'_> {
             change.compare.push(pruned);
         }
         if let Some(life) = self.asking.and_then(|asking| self.found().life_of(asking)) {
-            // What its holder is told goes by it: that its lease is renewed, and that it held the lock until now.
+            // The answer depends on it: that the lease is renewed, or that the lock was held until now.
             change.compare.push(Compare::Attached(self.scope.names.life(&life.token), life.lease));
         }
         self.change_lives(&mut change, leases);
