@@ -11,7 +11,7 @@ use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{self, DataRowBody, Message, NotificationResponseBody};
 use uuid::Uuid;
 
-use super::batch::Batch;
+use super::batch::{Batch, Prepared};
 use super::failure::Failure;
 use super::refusal::{Refusal, is_of_unconfirmed_commit};
 use crate::net::stream::{NO_WAIT, Stream};
@@ -52,6 +52,8 @@ pub(super) struct Connection {
     pub(super) channel: String,
     /// Whether the session listens on it.
     pub(super) listens: bool,
+    /// The statements that the session has prepared.
+    pub(super) prepared: Prepared,
 }
 
 /// Whether a transaction is open.
@@ -91,6 +93,7 @@ pub(super) struct Answer {
 impl Connection {
     /// Takes over a stream, before anything has been sent.
     pub(super) fn over(stream: Stream) -> Self {
+        let channel = format!("lockrun_{}", Uuid::new_v4().simple());
         Connection {
             stream,
             input: BytesMut::new(),
@@ -104,7 +107,8 @@ impl Connection {
             is_broken: false,
             is_known_standby: false,
             host: 0,
-            channel: format!("lockrun_{}", Uuid::new_v4().simple()),
+            prepared: Prepared::none(&channel),
+            channel,
             listens: false,
         }
     }
@@ -134,14 +138,19 @@ impl Connection {
         let answers = self.try_exchange(batch, deadline);
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
         self.is_known_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
-        answers
+        match answers {
+            Err(Failure::Refused(refusal)) if refusal.is_of_lost_statement() && !self.prepared.is_empty() => {
+                self.prepared.forget();
+                Err(Failure::StatementLost)
+            }
+            answers => answers,
+        }
     }
 
     fn try_exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
-        if batch.failure.is_some() {
-            return Err(Failure::UnexpectedReply("a statement that cannot be sent"));
-        }
-        self.send(&batch.messages, deadline)?;
+        let messages = batch.encode(&self.prepared);
+        let messages = messages.map_err(|_| Failure::UnexpectedReply("a statement that cannot be sent"))?;
+        self.send(&messages, deadline)?;
         self.listing_left = batch.listing_left;
         let mut answers = Vec::with_capacity(batch.len());
         let mut refusal: Option<Refusal> = None;
@@ -150,6 +159,13 @@ impl Connection {
                 Ok(answer) => answers.push(answer),
                 Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
                 Err(refused) => refusal = refusal.or(Some(refused)),
+            }
+        }
+        if let Some(preparation) = &batch.preparation {
+            // Without them, each statement is sent as a whole.
+            let prepared = self.answer().map_err(|failure| failure.after(refusal.as_ref()))?;
+            if prepared.is_ok() {
+                self.prepared.note(preparation);
             }
         }
         match refusal {

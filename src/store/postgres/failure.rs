@@ -49,6 +49,8 @@ pub(super) enum Failure {
     NotAdmitted(String),
     /// The server has rejected a statement.
     Refused(Refusal),
+    /// The session has a statement no more that it has prepared, and carried out nothing after it: from now on each is sent as a whole.
+    StatementLost,
     /// What is stored for this lock cannot be read.
     Broken(String),
     /// The database has stored another key for this one: its encoding has the same bytes for both.
@@ -143,7 +145,7 @@ impl Failure {
 
     /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction is open.
     pub(super) fn is_out_of_step(&self) -> bool {
-        !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal())
+        !matches!(self, Failure::Refused(refusal) if !refusal.is_fatal()) && !matches!(self, Failure::StatementLost)
     }
 
     /// Returns whether an operation that failed so may have been committed.
@@ -159,9 +161,12 @@ impl Failure {
     /// Returns what kind of trouble it is.
     pub(super) fn trouble(&self) -> Trouble {
         match self {
-            Failure::Unreachable(_) | Failure::Standby | Failure::Closed | Failure::Silent | Failure::RowDeleted => {
-                Trouble::Unavailable
-            }
+            Failure::Unreachable(_)
+            | Failure::Standby
+            | Failure::Closed
+            | Failure::Silent
+            | Failure::RowDeleted
+            | Failure::StatementLost => Trouble::Unavailable,
             Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
             Failure::PlaceProlonged | Failure::CreationBlocked(_) => Trouble::Busy,
             Failure::Refused(refusal) if refusal.is_busy() || refusal.is_of_used_up_connections() => Trouble::Busy,
@@ -223,6 +228,7 @@ impl Failure {
             Failure::Unconfirmed => anyhow!(
                 "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
             ),
+            Failure::StatementLost => anyhow!("{server} has lost a prepared statement"),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
             Failure::CreationBlocked(refusal) => anyhow!(

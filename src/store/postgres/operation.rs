@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::login;
 use super::on;
 use super::reading::{Found, WaitsBy};
-use super::waiting::WaitState;
+use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::SecondTrip;
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
@@ -122,6 +122,7 @@ impl Attempt {
                 subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
+            Failure::StatementLost => {}
             failure if failure.is_of_changed_place() => subject.hand_offs_max = subject.hand_offs_max.div_ceil(4),
             // An old connection may have been closed for reasons that do not concern this request.
             failure
@@ -231,6 +232,7 @@ impl PostgresStore {
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
+                Err(Failure::StatementLost) => {}
                 Err(failure) if !was_ended && failure.is_of_ended_session() => was_ended = true,
                 found => return found.map_err(|failure| self.find_mismatch(failure, answer_by)),
             }
@@ -302,10 +304,13 @@ impl PostgresStore {
         applied: &Applied<T>,
     ) -> Result<Option<(WaitsBy, u64)>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
+        let mut second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
         if let Some(refused) = second.refused {
             connection.roll_back(attempt.answer_by)?;
             return Err(Failure::RecordTooLong(refused));
+        }
+        if second.begins_listening && connection.prepared.is_empty() {
+            second.batch.prepare(statements_to_prepare(&self.tables), attempt.answer_by);
         }
         let answered = connection.run(&second.batch, attempt.answer_by);
         connection.listens |= answered.is_ok() && second.begins_listening;

@@ -86,7 +86,7 @@ impl Found {
         carry_out_by: Moment,
         answer_by: Moment,
     ) -> Result<Self, Failure> {
-        let Tables { version, locks, .. } = tables;
+        let locks = &tables.locks;
         let key = Some(subject.key.as_str());
         let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, subject.row_wait);
         // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked: it may take a while.
@@ -99,10 +99,9 @@ impl Found {
             let create = format!("INSERT INTO {locks} (key, state) VALUES ($1, '{{}}') ON CONFLICT DO NOTHING");
             batch.add(&create, &[key]);
         }
-        batch.add(&format!("SELECT state, key FROM {locks} WHERE key = $1 FOR UPDATE"), &[key]);
+        batch.add(&lock_row(tables), &[key]);
         // A separate statement, so that the clock and the waiters are read after the row is locked.
-        let facts = format!("now.ms, pg_backend_pid(), (SELECT max(version) FROM {version})");
-        Queue::ask(&mut batch, tables, subject, &facts, FIRST_WAITERS);
+        Queue::ask(&mut batch, tables, subject, &facts(tables), FIRST_WAITERS);
         let answers = &mut connection.run(&batch, answer_by)?[..];
         let is_crowded = asks_if_crowded
             && answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()).is_some_and(|it| it == "t");
@@ -189,15 +188,7 @@ impl Queue {
     fn ask(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, facts: &str, limit: usize) {
         let waiters = &tables.waiters;
         let (key, asking, limit) = (Some(subject.key.as_str()), subject.asking.map(Token::as_str), limit.to_string());
-        batch.add(
-            &format!(
-                "SELECT {facts}, its.* FROM {NOW} LEFT JOIN (\
-                 (SELECT true, {WAITER_COLUMNS} FROM {waiters} WHERE key = $1 ORDER BY place LIMIT $3::bigint) \
-                 UNION ALL SELECT false, {WAITER_COLUMNS} FROM {waiters} WHERE key = $1 AND token = $2\
-                 ) AS its ON true"
-            ),
-            &[key, asking, Some(&limit)],
-        );
+        batch.add(&first_waiters(tables, facts), &[key, asking, Some(&limit)]);
         if subject.counts_waiting {
             batch.add(
                 &format!(
@@ -229,6 +220,27 @@ impl Queue {
         queue.unread = unread.unwrap_or(0);
         Ok(queue)
     }
+}
+
+/// Returns the statement that locks the row of the lock $1, and reads it.
+pub(super) fn lock_row(tables: &Tables) -> String {
+    format!("SELECT state, key FROM {} WHERE key = $1 FOR UPDATE", tables.locks)
+}
+
+/// Returns the columns of the facts that an operation reads first.
+pub(super) fn facts(tables: &Tables) -> String {
+    format!("now.ms, pg_backend_pid(), (SELECT max(version) FROM {})", tables.version)
+}
+
+/// Returns the statement that reads these `facts`, the first $3 waiters of the lock $1, and the one with the token $2.
+pub(super) fn first_waiters(tables: &Tables, facts: &str) -> String {
+    let waiters = &tables.waiters;
+    format!(
+        "SELECT {facts}, its.* FROM {NOW} LEFT JOIN (\
+         (SELECT true, {WAITER_COLUMNS} FROM {waiters} WHERE key = $1 ORDER BY place LIMIT $3::bigint) \
+         UNION ALL SELECT false, {WAITER_COLUMNS} FROM {waiters} WHERE key = $1 AND token = $2\
+         ) AS its ON true"
+    )
 }
 
 /// Adds the statement that deletes the waiters of the lock whose places have ended by `now_ms`.

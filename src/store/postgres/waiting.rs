@@ -4,15 +4,18 @@
 //! read of the record confirms it. Behind a pooler that gives each transaction another session, a waiter cannot listen: it reads the
 //! record once or twice a second. So does one that leaves its connection to others.
 
+use std::iter;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use super::PostgresStore;
-use super::batch::{Batch, READ_WRITE};
+use super::batch::{Batch, Preparable, READ_WRITE, SETTINGS};
 use super::connection::{Connection, Row};
 use super::facts::TableFacts;
 use super::failure::Failure;
-use super::reading::{NOW, WaitsBy, read_record_of};
+use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_of};
+use super::schema::Tables;
+use super::writing::{NOTIFY, hand_off};
 use crate::lock::state::{ASKS_PER_PLACE, Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
 use crate::store::{Claim, Held, Wakeup, from_state};
 use crate::sys::clock::Moment;
@@ -187,8 +190,7 @@ impl PostgresStore {
     fn read_record(&mut self, claim: &Claim) -> Result<Option<Wakeup>, Failure> {
         let deadline = Moment::now() + self.timeout;
         let mut batch = Batch::default();
-        let statement = format!("SELECT state, key FROM {} WHERE key OPERATOR(pg_catalog.=) $1", self.tables.locks);
-        batch.add(&statement, &[Some(claim.key.as_str())]);
+        batch.add(&record(&self.tables), &[Some(claim.key.as_str())]);
         let answers = self.connected(deadline)?.run(&batch, deadline);
         let Some(wait) = &mut self.wait else { return Ok(Some(Wakeup::AskAgain)) };
         if wait.visits() {
@@ -211,11 +213,31 @@ impl PostgresStore {
     }
 }
 
+/// Returns the statement that reads the record of the lock $1, outside of a transaction of ours.
+fn record(tables: &Tables) -> String {
+    format!("SELECT state, key FROM {} WHERE key OPERATOR(pg_catalog.=) $1", tables.locks)
+}
+
+/// Returns the statements with which a waiter confirms that it was woken, and hands the lock on. Its session prepares them when it begins to
+/// listen: then parsing and planning them delays no hand-off.
+pub(super) fn statements_to_prepare(tables: &Tables) -> Vec<Preparable> {
+    let outside = Preparable { text: record(tables), parameters: 1, in_transaction: false };
+    let within = [
+        (SETTINGS.to_owned(), 3),
+        (lock_row(tables), 1),
+        (first_waiters(tables, &facts(tables)), 3),
+        (hand_off(tables), 4),
+        (NOTIFY.to_owned(), 1),
+    ];
+    let within = within.map(|(text, parameters)| Preparable { text, parameters, in_transaction: true });
+    iter::once(outside).chain(within).collect()
+}
+
 /// Returns whether an operation may succeed at once after this failure of a statement that a waiter has sent: it opens a new connection, and
 /// creates the tables, or tells what is wrong with them. An unexpected reply may be a message that came unasked.
 fn may_be_overcome(failure: &Failure) -> bool {
     match failure {
         Failure::Refused(refusal) => refusal.is_fatal() || refusal.lacks_tables() || !refusal.is_transient(),
-        failure => matches!(failure, Failure::Closed | Failure::UnexpectedReply(_)),
+        failure => matches!(failure, Failure::Closed | Failure::UnexpectedReply(_) | Failure::StatementLost),
     }
 }

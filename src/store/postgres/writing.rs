@@ -122,16 +122,11 @@ impl<'a> SecondTrip<'a> {
 
     /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do not need it.
     fn write_record(&mut self, state: &LockState) {
-        let Tables { locks, waiters, .. } = self.tables;
+        let locks = &self.tables.locks;
         let key = Some(self.subject.key.as_str());
         let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| row.waiter_in(state).is_none()).collect();
         let places = array(gone.iter().map(|row| row.place));
         let ends_ms = array(gone.iter().map(|row| row.waiter.ends_ms));
-        let delete_gone = format!(
-            "WITH gone AS (DELETE FROM {waiters} AS it USING unnest($2::bigint[], $3::bigint[]) AS was (place, ends_ms) \
-              WHERE it.key = $1 AND it.place = was.place AND it.ends_ms = was.ends_ms RETURNING it.place), \
-             are_as_read AS (SELECT 1 / (count(*) = cardinality($2::bigint[]))::int AS one FROM gone)"
-        );
         let state = LockState { waiters: Vec::new(), ..state.clone() };
         let record = json(&state);
         self.checks.writes_record = record != self.found.record;
@@ -145,15 +140,13 @@ impl<'a> SecondTrip<'a> {
             } else if gone.is_empty() {
                 self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
             } else {
-                let update = "SET state = $4::json WHERE key = $1 AND (SELECT one FROM are_as_read) = 1";
-                let values = [key, Some(&places), Some(&ends_ms), Some(&record)];
-                self.batch.add(&format!("{delete_gone} UPDATE {locks} {update}"), &values);
+                self.batch.add(&hand_off(self.tables), &[key, Some(&places), Some(&ends_ms), Some(&record)]);
                 return;
             }
         }
         if !gone.is_empty() {
-            self.batch
-                .add(&format!("{delete_gone} SELECT one FROM are_as_read"), &[key, Some(&places), Some(&ends_ms)]);
+            let delete = format!("{} SELECT one FROM are_as_read", delete_gone(self.tables));
+            self.batch.add(&delete, &[key, Some(&places), Some(&ends_ms)]);
         }
     }
 
@@ -227,8 +220,26 @@ impl<'a> SecondTrip<'a> {
         let rows = woken.iter().filter_map(|token| self.found.rows_in_force().find(|row| row.waiter.token == *token));
         let channels = array(rows.filter_map(|row| row.channel.as_deref()));
         if channels != array::<&str>([]) && self.subject.notices == Notices::Sent {
-            let statement = "SELECT pg_notify(channel, '') FROM unnest($1::text[]) AS it (channel)";
-            self.batch.add(statement, &[Some(&channels)]);
+            self.batch.add(NOTIFY, &[Some(&channels)]);
         }
     }
+}
+
+/// Notifies the channels $1.
+pub(super) const NOTIFY: &str = "SELECT pg_notify(channel, '') FROM unnest($1::text[]) AS it (channel)";
+
+/// Returns the statement that writes the record $4 of the lock $1, and deletes the rows of its waiters with the places $2 whose ends are $3.
+pub(super) fn hand_off(tables: &Tables) -> String {
+    let update = "SET state = $4::json WHERE key = $1 AND (SELECT one FROM are_as_read) = 1";
+    format!("{} UPDATE {} {update}", delete_gone(tables), tables.locks)
+}
+
+/// Returns the beginning of a statement that deletes these rows. Its number `one` is a division by zero if one of them is not as it was read.
+fn delete_gone(tables: &Tables) -> String {
+    format!(
+        "WITH gone AS (DELETE FROM {} AS it USING unnest($2::bigint[], $3::bigint[]) AS was (place, ends_ms) \
+          WHERE it.key = $1 AND it.place = was.place AND it.ends_ms = was.ends_ms RETURNING it.place), \
+         are_as_read AS (SELECT 1 / (count(*) = cardinality($2::bigint[]))::int AS one FROM gone)",
+        tables.waiters
+    )
 }

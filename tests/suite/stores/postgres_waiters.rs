@@ -149,6 +149,61 @@ fn forbid_commits(postgres: &Postgres, program: &str, code: &str) {
     ));
 }
 
+// A waiter's session has prepared what a hand-off takes: what the waiter reads when it is woken, and what it sends when it hands the lock on.
+on_postgres!(what_a_hand_off_takes_is_prepared, |store, postgres| {
+    postgres.ask("ALTER DATABASE postgres SET log_statement = 'all'");
+    let its = token(store, "k", &["--ttl", "none"]);
+    let mut queue = Queue::new(store, "k");
+    queue.join(2);
+    eventually(LONG, "they sleep", || queue.asleep() == 2);
+    release(store, "k", &its).exited(0).silent();
+    queue.end().in_order(0..2);
+    let log = postgres.log();
+    for at in 0..6 {
+        let name = format!("_{at}: ");
+        assert!(log.lines().any(|line| line.contains("execute lockrun_") && line.contains(&name)), "{at}\n{log}");
+    }
+});
+
+// A session may lose what it has prepared, as by DISCARD ALL: the waiter gets the lock, renews it and releases it all the same.
+on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
+    assert!(is_free(store, "k"));
+    postgres.ask(
+        "CREATE SEQUENCE losses;
+         CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             DEALLOCATE ALL;
+             PERFORM nextval('public.losses');
+             RETURN NULL;
+         END $$;",
+    );
+    let lose = |table: &str| {
+        postgres
+            .ask(&format!("CREATE TRIGGER lose AFTER UPDATE ON lockrun.{table} FOR EACH ROW EXECUTE FUNCTION lose()"));
+    };
+    let losses = || postgres.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM losses");
+    let options = ["--wait", "--ttl", "6s", "--renew-every", "500ms", "--kill-after", "500ms"];
+    // While it sleeps, and while it holds the lock.
+    for table in ["waiters", "locks"] {
+        let its = token(store, "k", &["--ttl", "none"]);
+        let waiter = Lockrun::new(store).key("k").args(options).command(["sh", "-c", "sleep 4; echo ran"]).spawn();
+        eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+        if table == "waiters" {
+            lose(table);
+            let before = losses();
+            eventually(LONG, "it has prolonged its place", || losses() > before);
+        }
+        release(store, "k", &its).exited(0).silent();
+        if table == "locks" {
+            lose(table);
+            let before = losses();
+            eventually(LONG, "it has renewed the lock twice", || losses() > before + 1);
+        }
+        waiter.wait().exited(0).printed("ran\n").silent();
+        assert!(is_free(store, "k"));
+        postgres.ask(&format!("DROP TRIGGER lose ON lockrun.{table}"));
+    }
+});
+
 // "Every role of the database can send" a notification, in a database without an encoding also one that is no text. That ends no wait.
 on_postgres!(notifications_that_are_no_text, |store, postgres| {
     postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
@@ -161,7 +216,7 @@ on_postgres!(notifications_that_are_no_text, |store, postgres| {
         psql.args(["-qAt", "-h", "127.0.0.1", "-U", "postgres", "-p", &postgres.port().to_string(), "-c", text, "raw"]);
         psql.output().expect("psql(1) is there").status.success()
     };
-    let idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'raw' AND state = 'idle' AND query = 'COMMIT'";
+    let idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'raw' AND state = 'idle'";
     eventually(LONG, "one holds the lock and one waits", || postgres.count(idle) == 2);
     for _ in 0..5 {
         assert!(send(), "it was sent");
