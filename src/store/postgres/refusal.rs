@@ -123,7 +123,7 @@ impl Refusal {
     /// Returns whether the session has a prepared statement no more, or cannot use it any more because a table has changed.
     pub(super) fn is_of_lost_statement(&self) -> bool {
         // invalid_sql_statement_name, feature_not_supported ("cached plan must not change result type")
-        matches!(self.code.as_str(), "26000" | "0A000")
+        self.code == "26000" || self.code == "0A000" && !self.is_of_standby
     }
 
     /// Returns whether the transaction is worth repeating at once: it was rolled back because of others, or because we took too long
