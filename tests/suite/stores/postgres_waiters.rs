@@ -185,7 +185,9 @@ on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
     // While it sleeps, and while it holds the lock.
     for table in ["waiters", "locks"] {
         let its = token(store, "k", &["--ttl", "none"]);
-        let waiter = Lockrun::new(store).key("k").args(options).command(["sh", "-c", "sleep 4; echo ran"]).spawn();
+        let proxy = store.proxy();
+        let waiter =
+            Lockrun::at(&proxy.url()).key("k").args(options).command(["sh", "-c", "sleep 4; echo ran"]).spawn();
         eventually(LONG, "it sleeps", || postgres.asleep() == 1);
         if table == "waiters" {
             lose(table);
@@ -199,6 +201,7 @@ on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
             eventually(LONG, "it has renewed the lock twice", || losses() > before + 1);
         }
         waiter.wait().exited(0).printed("ran\n").silent();
+        assert_eq!(proxy.connections(), 1, "it needs no new session");
         assert!(is_free(store, "k"));
         postgres.ask(&format!("DROP TRIGGER lose ON lockrun.{table}"));
     }
