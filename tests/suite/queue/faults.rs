@@ -158,12 +158,12 @@ on_every_lease_store!(a_waiter_is_disturbed_around_its_turn, |store| {
         if moment < turn {
             thread::sleep(moment);
             disturb();
-            thread::sleep(turn - moment);
+            thread::sleep(turn.saturating_sub(moment));
             holder.end();
         } else {
             thread::sleep(turn);
             holder.end();
-            thread::sleep(moment - turn);
+            thread::sleep(moment.saturating_sub(turn));
             disturb();
         }
         thread::sleep(span);
