@@ -196,7 +196,7 @@ mod tests {
     // The documentation tells people to grant exactly this list.
     #[test]
     fn the_manual_grants_the_list() {
-        let page = include_str!("../../../docs/stores.md");
+        let page = include_str!("../../../docs/redis.md");
         let rule = page.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
         let granted: BTreeSet<String> =
             rule.split_whitespace().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect();

@@ -40,7 +40,7 @@ pub(super) fn is_well(output: Output, least: usize) {
     output.exited(0);
 }
 
-/// A server as docs/stores.md wants it.
+/// A server as docs/redis.md wants it.
 fn well_kept() -> Redis {
     Redis::with_options(&["--appendonly", "yes"])
 }
@@ -49,14 +49,14 @@ fn as_user(redis: &Redis, user: &str) -> String {
     redis.url().replacen("://", &format!("://{user}:pw@"), 1)
 }
 
-/// The commands that docs/stores.md tells people to grant.
+/// The commands that docs/redis.md tells people to grant.
 fn commands() -> Vec<String> {
-    let page = include_str!("../../../docs/stores.md");
+    let page = include_str!("../../../docs/redis.md");
     let rule = page.split_once("\nACL SETUSER ").expect("tells how").1.split_once("```").expect("ends").0;
     rule.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
 }
 
-/// Creates a user who may do exactly what docs/stores.md says, except one command.
+/// Creates a user who may do exactly what docs/redis.md says, except one command.
 fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     let commands = commands();
     let mut words = vec!["ACL", "SETUSER", user, "reset", "on", ">pw", "~lockrun:*"];
@@ -64,7 +64,7 @@ fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     redis.ask(&words);
 }
 
-// "Exit 0 only when there is no warning and no failure": a server as docs/stores.md wants it, over each kind of connection.
+// "Exit 0 only when there is no warning and no failure": a server as docs/redis.md wants it, over each kind of connection.
 #[test]
 fn a_server_that_is_well() {
     let redis = well_kept();
@@ -155,7 +155,7 @@ fn a_replica_and_its_primary() {
     finds(&doctor(&replica.url()).exited(2), "fail", &["it is a replica"]);
 }
 
-// "A minimal ACL user as in docs/stores.md": it may do all that a lock needs, and `doctor` says what it could not check.
+// "A minimal ACL user as in docs/redis.md": it may do all that a lock needs, and `doctor` says what it could not check.
 #[test]
 fn a_user_with_few_rights() {
     let redis = well_kept();

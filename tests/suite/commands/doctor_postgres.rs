@@ -24,7 +24,7 @@ fn with(settings: &[&str]) -> Postgres {
 /// Settings that rule out a standby that is away.
 const NO_STANDBYS: [&str; 2] = ["wal_level=minimal", "max_wal_senders=0"];
 
-/// A server as docs/stores.md wants it.
+/// A server as docs/postgresql.md wants it.
 pub(super) fn well_kept() -> Postgres {
     with(&NO_STANDBYS)
 }

@@ -26,8 +26,11 @@ pub(super) fn root() -> &'static Path {
 
 /// Returns the README, SECURITY.md and all pages of docs/.
 pub(super) fn all() -> Vec<Page> {
-    let docs = fs::read_dir(root().join("docs")).expect("a directory").map(|entry| entry.expect("a page").file_name());
-    let mut paths: Vec<PathBuf> = docs.map(|name| Path::new("docs").join(name)).collect();
+    let names = |directory: &'static str| {
+        let entries = fs::read_dir(root().join(directory)).expect("a directory");
+        entries.map(move |entry| Path::new(directory).join(entry.expect("a page").file_name()))
+    };
+    let mut paths: Vec<PathBuf> = ["docs", "docs/internals"].into_iter().flat_map(names).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     paths.sort();
     paths.splice(..0, ["README.md".into(), "SECURITY.md".into()]);

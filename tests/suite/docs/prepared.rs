@@ -98,7 +98,7 @@ const ALL: [Preparation; 9] = [
         ..Preparation::NONE
     },
     Preparation {
-        page: "docs/stores.md",
+        page: "docs/files.md",
         first: "install -d -o root -g deploy",
         replaced: &[("-g deploy", "-g root"), ("group=deploy", "group=root"), ("/var/lib/locks", "HOME/shared")],
         ..Preparation::NONE

@@ -262,7 +262,7 @@ on_redis!(a_server_out_of_memory_keeps_the_order, |store, redis| {
 
 // "A Redis user (ACL) needs no more than this".
 on_redis!(the_documented_rights_are_enough, |store, redis| {
-    let page = include_str!("../../../docs/stores.md");
+    let page = include_str!("../../../docs/redis.md");
     let (_, rest) = page.split_once("\nACL SETUSER ").expect("the page names the rights");
     let words: Vec<&str> = rest.split("```").next().expect("some text").split_whitespace().collect();
 
