@@ -23,15 +23,14 @@ mod supervise;
 mod sys;
 mod text;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::error::ErrorKind;
-use clap::{ArgMatches, Command};
+use clap::ArgMatches;
 
-use cli::{Subcommand, Suggestion};
+use cli::Request;
 use config::files::{self, File};
 use config::plan;
 use config::settings::{Settings, UsageError};
@@ -39,11 +38,7 @@ use config::variables;
 use run::outcome::Outcome;
 use sys::signals::Signals;
 use sys::{environment, input};
-use text::escape;
 use text::wrap::wrapped;
-
-/// The last line of a message about the command line.
-const SEE_HELP: &str = "For more information, try '--help'.";
 
 /// The greatest width of help texts, in columns.
 const HELP_WIDTH: usize = 100;
@@ -69,76 +64,24 @@ fn main_story(args: Vec<OsString>) -> libc::c_int {
 #[cfg(test)]
 const _: fn(Vec<OsString>) -> libc::c_int = main_story;
 
-/// Carries out the command line. A first word that is not an option names a subcommand.
+/// Carries out the command line.
 fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
-    match args.first() {
-        None => {
-            report::say(&format!("{}\n{SEE_HELP}", cli::documented().render_usage()));
-            Ok(Outcome::BadUsage)
+    match cli::parse(args)? {
+        Request::Run(matches) => {
+            let plan = plan::make(&settings(&matches)?)?;
+            run::run(&plan, &Signals::take_over().context("cannot block signals")?)
         }
-        Some(word) if !word.as_encoded_bytes().starts_with(b"-") => other_command(&word.clone(), args),
-        _ => run(args),
-    }
-}
-
-/// Runs a command under a lock.
-fn run(args: Vec<OsString>) -> Result<Outcome> {
-    let definition = cli::command();
-    let mut args = cli::normalize(&definition, args).map_err(UsageError::from)?;
-    args.insert(0, "lockrun".into());
-    let matches = match definition.try_get_matches_from(&args) {
-        Ok(matches) => matches,
-        Err(error) => {
-            let definition = cli::documented();
-            return Ok(explain(&with_full_texts(error, args), &definition));
+        Request::Subcommand(subcommand, matches) => commands::run(subcommand, &settings(&matches)?),
+        Request::Complete(words) => {
+            print!("{}", commands::complete::answer(&words));
+            Ok(Outcome::Printed)
         }
-    };
-    let plan = plan::make(&settings(&matches)?)?;
-    run::run(&plan, &Signals::take_over().context("cannot block signals")?)
-}
-
-/// Parses a run's command line again with the full definition, and returns the error, whose message has the full texts.
-fn with_full_texts(error: clap::Error, args: Vec<OsString>) -> clap::Error {
-    let definition = if error.kind() == ErrorKind::DisplayHelp { cli::all() } else { cli::documented() };
-    definition.try_get_matches_from(args).err().unwrap_or(error)
-}
-
-/// Runs the subcommand named by `word`, the first of `args`.
-fn other_command(word: &OsStr, args: Vec<OsString>) -> Result<Outcome> {
-    if let Some(subcommand) = Subcommand::named(word) {
-        let mut definition = subcommand.definition();
-        let mut after = cli::normalize(&definition, args[1..].to_vec()).map_err(UsageError::from)?;
-        after.insert(0, word.to_owned());
-        return match definition.try_get_matches_from_mut(after) {
-            Ok(matches) => commands::run(subcommand, &settings(&matches)?),
-            Err(error) => Ok(explain(&error, &definition)),
-        };
-    }
-    if word == cli::COMPLETE {
-        print!("{}", commands::complete::answer(&args[1..]));
-        return Ok(Outcome::Printed);
-    }
-    let mut definition = match word.to_str() {
-        Some(cli::HELP) => cli::help(),
-        Some(cli::GENERATE) => cli::generate(),
-        _ => return Err(unknown(word, &args[1..]).into()),
-    };
-    let what = args.get(1).cloned();
-    let matches = match (definition.try_get_matches_from_mut(args), what) {
-        (Ok(matches), _) => matches,
-        (Err(error), Some(what)) if error.kind() == ErrorKind::InvalidValue => {
-            return Err(UsageError::from(not_a_subcommand(&what)).into());
+        Request::Generate(what) => {
+            commands::generate::generate(&what, &mut std::io::stdout())?;
+            Ok(Outcome::Printed)
         }
-        (Err(error), _) => return Ok(explain(&error, &definition)),
-    };
-    let what = matches.get_one::<String>("what").map(String::as_str);
-    if word == cli::HELP {
-        let subcommand = what.and_then(|what| Subcommand::named(what.as_ref()));
-        let mut about = subcommand.map_or_else(cli::all, Subcommand::definition);
-        return Ok(print_help(&about.render_long_help().to_string()));
+        Request::Print(text) => Ok(print_help(&text)),
     }
-    commands::generate::generate(what.unwrap_or("man"), &mut std::io::stdout())?;
-    Ok(Outcome::Printed)
 }
 
 /// Combines the command line with the settings from other places.
@@ -157,48 +100,6 @@ fn variable(name: &str) -> Option<OsString> {
 
 fn read_file(path: &Path) -> std::io::Result<String> {
     input::text(input::read_trusted_file_or_pipe(path)?)
-}
-
-/// Returns the error for a first word that is not a known subcommand; `after` are the words that follow it.
-fn unknown(word: &OsStr, after: &[OsString]) -> UsageError {
-    let text = word.to_string_lossy();
-    let next = after.first().and_then(|next| next.to_str());
-    let meant = match cli::suggestion_for(&text) {
-        Some(Suggestion::Subcommand(_)) => "",
-        Some(Suggestion::Run) => "; a command needs no such word before it: lockrun --key KEY -- COMMAND",
-        None if cli::looks_like_lock_name(&text, next) => {
-            "; a lock is named with an option: lockrun --key KEY -- COMMAND"
-        }
-        None if text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            "; lockrun locks no file descriptor: write lockrun --key KEY -- COMMAND, or use lockrun acquire"
-        }
-        None => "; to run it under a lock, write --key KEY before it",
-    };
-    format!("{}{meant}", not_a_subcommand(word)).into()
-}
-
-/// Returns the message that a word is not a known subcommand, with the one that was most likely meant.
-fn not_a_subcommand(word: &OsStr) -> String {
-    let names = Subcommand::ALL.map(Subcommand::name).join(", ");
-    let text = word.to_string_lossy();
-    let meant = match cli::suggestion_for(&text) {
-        Some(Suggestion::Subcommand(subcommand)) => format!("; did you mean {}?", subcommand.name()),
-        _ => String::new(),
-    };
-    let word = escape::without_value(&text, &format!("{text:?}"));
-    format!("{word} is not one of lockrun's commands ({names}, help){meant}")
-}
-
-/// Prints the parser's message for this `definition`, which is requested help or an error. Returns the run's outcome.
-fn explain(error: &clap::Error, definition: &Command) -> Outcome {
-    let text = error.render().to_string();
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return print_help(&text);
-    }
-    let text = cli::parse_error_message(error, definition).map_or(text, |worded| format!("{worded}\n{SEE_HELP}"));
-    let text = cli::without_typed_values(error, text.trim_start_matches("error: "));
-    report::say(&escape::escaped_lines(&text));
-    Outcome::BadUsage
 }
 
 /// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. A reader that has read enough, such as

@@ -8,6 +8,7 @@ pub mod text;
 
 mod descriptions;
 mod options;
+mod parse;
 mod refusals;
 mod run;
 mod slips;
@@ -17,9 +18,8 @@ mod words;
 use clap::{Arg, Command};
 
 use descriptions::described;
-pub use refusals::{parse_error_message, without_typed_values};
+pub use parse::{Request, parse};
 pub use run::command;
-pub use slips::{Suggestion, looks_like_lock_name, suggestion_for};
 pub use subcommands::Subcommand;
 pub use words::{Expected, expected_after, normalize};
 
