@@ -1,24 +1,25 @@
 //! Looking up host names.
 
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use nix::poll::PollFlags;
+use nix::sys::socket::{MsgFlags, send};
 
 use super::stream::await_ready;
 use crate::sys::clock::Moment;
 
 /// A host name look-up in progress, which never blocks.
 ///
-/// Uses getent(1), not the C library: lockrun is a static program, which cannot load the system's name service modules, and
-/// unlike a library call a child process can be killed at the deadline. A build for musl falls back to the library where getent
-/// is missing.
+/// A build for glibc uses getent(1): a static program cannot load the system's name service modules, and unlike a call of the library a
+/// child process can be killed at the deadline. A build for musl, whose resolver needs no modules, also works where there is no getent,
+/// as in a container image built from scratch: it calls the library.
 pub struct LookUp {
-    /// getent, unless the C library does the look-up.
+    /// getent, unless the C library looks the name up.
     child: Option<Child>,
     /// Where the answer arrives, in getent's format.
     answer: UnixStream,
@@ -57,23 +58,8 @@ pub fn look_up(host: &str, deadline: Moment) -> io::Result<Resolving> {
     if host.eq_ignore_ascii_case("localhost") {
         return Ok(Resolving::Done(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]));
     }
-    let started = match LookUp::by_getent(host, deadline) {
-        // A container image built from scratch has no getent. musl's own resolver needs no modules, and reads /etc/hosts and
-        // /etc/resolv.conf.
-        #[cfg(target_env = "musl")]
-        Err(error) if error.kind() == io::ErrorKind::NotFound && is_missing("getent") => {
-            LookUp::by_library(host, deadline)
-        }
-        started => started,
-    };
-    started.map(Resolving::Pending)
-}
-
-/// Returns whether no directory in PATH has this program.
-#[cfg(target_env = "musl")]
-fn is_missing(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    !std::env::split_paths(&path).any(|directory| directory.join(program).exists())
+    let look_up = if cfg!(target_env = "musl") { LookUp::by_library } else { LookUp::by_getent };
+    look_up(host, deadline).map(Resolving::Pending)
 }
 
 impl LookUp {
@@ -89,13 +75,7 @@ impl LookUp {
     }
 
     /// Asks the C library, in a thread that is abandoned at the deadline.
-    #[cfg(any(test, target_env = "musl"))]
     fn by_library(host: &str, deadline: Moment) -> io::Result<Self> {
-        use std::net::ToSocketAddrs;
-        use std::os::fd::AsRawFd;
-
-        use nix::sys::socket::{MsgFlags, send};
-
         let (answer, output) = answer()?;
         let name = host.to_owned();
         let look_up = move || {

@@ -179,11 +179,6 @@ pub(crate) fn processor_time(pid: i32) -> u64 {
     stat(pid, 14..=15)
 }
 
-/// Returns the number of a process's minor page faults; 0 if it is gone.
-pub(crate) fn faults(pid: i32) -> u64 {
-    stat(pid, 10..=10)
-}
-
 /// Returns the sum of these fields of /proc/PID/stat, by their numbers in proc(5).
 fn stat(pid: i32, fields: RangeInclusive<usize>) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
