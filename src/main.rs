@@ -9,7 +9,7 @@ mod cli;
 mod commands;
 mod config;
 #[cfg(test)]
-mod documented;
+mod docs_tests;
 #[cfg(test)]
 mod fuzz;
 mod lock;

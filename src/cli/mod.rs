@@ -6,22 +6,22 @@ pub mod examples;
 pub mod name;
 pub mod text;
 
+mod argv;
 mod descriptions;
 mod options;
 mod parse;
 mod refusals;
 mod run;
-mod slips;
 mod subcommands;
-mod words;
+mod typos;
 
 use clap::{Arg, Command};
 
+pub use argv::{Expected, expected_after, normalize};
 use descriptions::described;
 pub use parse::{Request, parse};
 pub use run::command;
 pub use subcommands::Subcommand;
-pub use words::{Expected, expected_after, normalize};
 
 /// The subcommand that prints the help of another one.
 pub const HELP: &str = "help";

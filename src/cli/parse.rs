@@ -6,8 +6,8 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, Error};
 
 use super::refusals::{parse_error_message, without_typed_values};
-use super::slips::{Suggestion, looks_like_lock_name, suggestion_for};
 use super::subcommands::Subcommand;
+use super::typos::{Suggestion, looks_like_lock_name, suggestion_for};
 use super::{COMPLETE, GENERATE, HELP, all, command, documented, generate, help, normalize};
 use crate::config::settings::UsageError;
 use crate::text::escape;

@@ -3,7 +3,7 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-use super::slips::advice_on;
+use super::typos::advice_on;
 use crate::text::escape::{escaped, is_plain_word, without_credentials, without_value};
 
 /// Returns the message for an error in a command line of this `definition`; `None` if clap's own will do.

@@ -87,7 +87,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let signals = Signals::take_over().context("cannot block signals")?;
     let reporter = Reporter::new(claim.key.clone(), verbosity);
     let enclosing = EnclosingLocks::of_this_process();
-    stderr::hurry();
+    stderr::limit_blocking();
     let grant = match acquire::acquire(&mut *store, &claim, held_policy, &enclosing, &reporter, &signals, None) {
         Ok(grant) => grant,
         Err(outcome) => return Ok(outcome),

@@ -129,8 +129,8 @@ struct Setting {
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     match user_place(environment)? {
-        Some(Place::Xdg(path)) => files.extend(open(&path, Path::new("/"), Absent::NotFound)?),
-        Some(Place::Home(home, path)) => files.extend(
+        Some(UserFile::Xdg(path)) => files.extend(open(&path, Path::new("/"), Absent::NotFound)?),
+        Some(UserFile::Home(home, path)) => files.extend(
             open(&path, &home, Absent::NotFoundOrNoDirectory)
                 .or_else(|error| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(error) })?,
         ),
@@ -142,7 +142,7 @@ pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>>
 
 /// Where the environment says that the user's file is.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum UserFile {
     /// Below `XDG_CONFIG_HOME`.
     Xdg(PathBuf),
     /// Below HOME, which comes first.
@@ -150,14 +150,14 @@ enum Place {
 }
 
 /// Returns where the user's file is. A relative HOME counts as unset; a relative `XDG_CONFIG_HOME` is an error.
-fn user_place(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Place>, UsageError> {
+fn user_place(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<UserFile>, UsageError> {
     let directory = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match directory(XDG_CONFIG_HOME) {
-        Some(place) if place.is_absolute() => Ok(Some(Place::Xdg(place.join("lockrun/config.toml")))),
+        Some(place) if place.is_absolute() => Ok(Some(UserFile::Xdg(place.join("lockrun/config.toml")))),
         Some(_) => Err(format!("{XDG_CONFIG_HOME} is not an absolute path; correct it, or unset it").into()),
         None => Ok(directory("HOME").filter(|home| home.is_absolute()).map(|home| {
             let path = home.join(".config/lockrun/config.toml");
-            Place::Home(home, path)
+            UserFile::Home(home, path)
         })),
     }
 }
@@ -410,8 +410,8 @@ mod tests {
             };
             user_place(&environment).map_err(|wrong| wrong.to_string())
         };
-        let at_home = || Place::Home("/h".into(), "/h/.config/lockrun/config.toml".into());
-        assert_eq!(place(Some("/x"), Some("/h")), Ok(Some(Place::Xdg("/x/lockrun/config.toml".into()))));
+        let at_home = || UserFile::Home("/h".into(), "/h/.config/lockrun/config.toml".into());
+        assert_eq!(place(Some("/x"), Some("/h")), Ok(Some(UserFile::Xdg("/x/lockrun/config.toml".into()))));
         for xdg in [None, Some("")] {
             assert_eq!(place(xdg, Some("/h")), Ok(Some(at_home())));
             for home in [None, Some(""), Some("h")] {

@@ -1,7 +1,7 @@
 //! The user's settings from the command line, `LOCKRUN_…` variables, the user's configuration file and the system's, in order of
 //! precedence.
 //!
-//! Pure, except that [`files`] reads the configuration and the caller's function reads the file that `--store-file` names.
+//! Pure, except that [`super::files`] reads the configuration and the caller's function reads the file that `--store-file` names.
 
 use std::ffi::OsString;
 use std::fmt;

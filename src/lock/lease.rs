@@ -181,19 +181,19 @@ pub enum Due {
 
 /// A lease, held or lost.
 #[derive(Clone, Debug)]
-pub struct Lease {
+pub struct LocalLease {
     terms: Terms,
     deadline: Deadline,
     renew_at: Moment,
     lost: bool,
 }
 
-impl Lease {
+impl LocalLease {
     /// Returns the lease granted to a request sent at `sent_at`. Its first length is that of `first`; from the first renewal on it is
     /// that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`]. If the first one is shorter, it is renewed at once.
     pub fn granted(terms: Terms, first: Terms, sent_at: Moment) -> Self {
         let renew_at = if first.ttl < terms.ttl { sent_at } else { first.renew_at(sent_at) };
-        Lease { terms, deadline: first.deadline(sent_at), renew_at, lost: false }
+        LocalLease { terms, deadline: first.deadline(sent_at), renew_at, lost: false }
     }
 
     /// Returns what to do at `now`. After the first `Stop`, it always returns `Stop`.
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_is_due_follows_the_clock() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         assert_eq!(lease.due(at(0)), Due::Sleep(at(10_000)));
         assert_eq!(lease.due(at(9_999)), Due::Sleep(at(10_000)));
         assert_eq!(lease.due(at(10_000)), Due::Renew);
@@ -302,14 +302,14 @@ mod tests {
 
     #[test]
     fn an_answer_moves_the_deadline_by_when_its_request_left() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::Mine, at(14_000)), Some(terms().deadline(at(10_000))));
         assert_eq!(lease.due(at(14_000)), Due::Sleep(at(20_000)));
     }
 
     #[test]
     fn no_answer_is_tried_again_until_it_is_time_for_term() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::Unknown, at(15_000)), None);
         assert_eq!(lease.due(at(15_000)), Due::Sleep(at(16_000)));
         assert_eq!(lease.due(at(16_000)), Due::Renew);
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn without_an_answer_it_is_tried_more_often_before_term_and_given_up_when_term_is_due() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         let mut attempts = Vec::new();
         let mut now = at(17_000);
         while lease.due(now) != Due::Stop {
@@ -337,14 +337,14 @@ mod tests {
     #[test]
     fn a_store_slower_than_the_renewals_is_not_asked_without_a_pause() {
         let hasty = Terms { renew_every: millis(300), ..terms() };
-        let mut lease = Lease::granted(hasty, hasty, at(0));
+        let mut lease = LocalLease::granted(hasty, hasty, at(0));
         assert!(lease.answered(at(300), RenewalAnswer::Mine, at(2_000)).is_some());
         assert_eq!(lease.due(at(2_000)), Due::Sleep(at(2_000) + hasty.renew_every / 8));
     }
 
     #[test]
     fn not_ours_is_final() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(10_000), RenewalAnswer::NotMine, at(10_001)), None);
         assert_eq!(lease.due(at(10_001)), Due::Stop);
         assert_eq!(lease.answered(at(10_002), RenewalAnswer::Mine, at(10_003)), None);
@@ -353,22 +353,22 @@ mod tests {
 
     #[test]
     fn an_answer_when_term_is_due_rescues_nothing() {
-        let mut lease = Lease::granted(terms(), terms(), at(0));
+        let mut lease = LocalLease::granted(terms(), terms(), at(0));
         assert_eq!(lease.answered(at(15_000), RenewalAnswer::Mine, at(18_690)), None);
         assert_eq!(lease.due(at(18_690)), Due::Stop);
     }
 
     #[test]
     fn a_lease_that_was_a_place_is_renewed_when_the_place_would_have_been_or_at_once_if_it_is_too_short() {
-        let mut lease = Lease::granted(terms(), terms().after_hand_off(millis(30_000)), at(0));
+        let mut lease = LocalLease::granted(terms(), terms().after_hand_off(millis(30_000)), at(0));
         assert_eq!(lease.due(at(5_000)), Due::Sleep(at(10_000)));
         let long = Terms { ttl: millis(600_000), renew_every: millis(200_000), ..terms() };
         let place = long.after_hand_off(millis(30_000));
         assert_eq!((place.ttl, place.renew_every), (millis(30_000), millis(10_000)));
-        let mut lease = Lease::granted(long, place, at(0));
+        let mut lease = LocalLease::granted(long, place, at(0));
         assert_eq!(lease.due(at(5_000)), Due::Renew);
         assert_eq!(lease.due(place.deadline(at(0)).term_at), Due::Stop);
-        let mut renewed = Lease::granted(long, place, at(0));
+        let mut renewed = LocalLease::granted(long, place, at(0));
         assert_eq!(renewed.answered(at(5_000), RenewalAnswer::Mine, at(5_001)), Some(long.deadline(at(5_000))));
         assert!(place.leave_time_to_renew(at(0), at(13_689)) && !place.leave_time_to_renew(at(0), at(13_690)));
     }
@@ -386,7 +386,7 @@ mod tests {
     fn a_late_renewal_is_moved_before_term() {
         let tight = Terms { renew_every: millis(14_900), ..terms() };
         assert_eq!(tight.check(), Ok(()));
-        let mut lease = Lease::granted(tight, tight, at(0));
+        let mut lease = LocalLease::granted(tight, tight, at(0));
         assert_eq!(lease.due(at(0)), Due::Sleep(at(13_690)));
     }
 
@@ -437,7 +437,7 @@ mod tests {
             let mut on_their_way = std::collections::VecDeque::new();
             let mut proven = granted_at;
             let mut lost = false;
-            let mut lease = Lease::granted(terms, terms, granted_at);
+            let mut lease = LocalLease::granted(terms, terms, granted_at);
             prop_assert!(matches!(lease.due(granted_at), Due::Sleep(_)), "terms that are accepted can be kept");
             for step in steps {
                 match step {

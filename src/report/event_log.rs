@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::cli::text;
-    use crate::documented::{JSON, code, table};
+    use crate::docs_tests::{JSON, code, table};
     use crate::lock::ending::Ending;
     use crate::report::event::Reason;
     use crate::store::Held;

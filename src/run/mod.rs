@@ -8,11 +8,11 @@ pub mod renewal;
 pub mod sequence;
 pub mod wait;
 
-mod ends;
-mod missing;
+mod command_not_found;
 mod progress;
 mod release;
 mod renewer;
+mod report_end;
 mod start;
 mod takeover;
 
@@ -23,23 +23,23 @@ use anyhow::{Context as _, Result, anyhow};
 use crate::config::plan::Plan;
 use crate::config::settings::UsageError;
 use crate::lock::holder::Holder;
-use crate::lock::lease::{Lease, Ttl};
+use crate::lock::lease::{LocalLease, Ttl};
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::lock::token::Token;
 use crate::report;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant};
 use crate::supervise::guardian::Guardian;
-use crate::supervise::guardian::watched_by_lockrun::{self, ForkSide};
+use crate::supervise::guardian::parent::{self, ForkSide};
 use crate::supervise::{self, Launch, Prepared, Running, VALUE};
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::stderr;
 use acquire::HeldPolicy;
 use enclosing::EnclosingLocks;
-use ends::why_no_process;
 use outcome::Outcome;
 use renewer::{Renewer, SharedStore};
+use report_end::why_no_process;
 
 /// Carries out `plan`. Fails if lockrun itself fails.
 pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
@@ -59,7 +59,7 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
         }
         return Run::new(plan, claim)?.carry_out(store, signals, None);
     }
-    let forked = watched_by_lockrun::fork();
+    let forked = parent::fork();
     match forked.map_err(|errno| anyhow!("cannot start lockrun's guardian process: {}", why_no_process(errno)))? {
         ForkSide::Guardian(guardian) => {
             // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare --pid without --fork).
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
             Ok(prepared) => prepared,
             Err(outcome) => return Ok(outcome),
         };
-        stderr::hurry();
+        stderr::limit_blocking();
         let grant = match self.acquire(&mut *store, signals, &mut prepared, guardian) {
             Ok(grant) => grant,
             Err(outcome) => return Ok(outcome),
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
     ) -> Option<Renewer> {
         let (Some(sent_at), Some(renewer)) = (grant.lease_from, renewer) else { return None };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
-        let lease = Lease::granted(self.plan.terms, self.first_terms(grant), sent_at);
+        let lease = LocalLease::granted(self.plan.terms, self.first_terms(grant), sent_at);
         renewer.start(store, self.claim.clone(), lease, control, Arc::clone(&self.reporter));
         Some(renewer)
     }

@@ -2,13 +2,13 @@
 //!
 //! Pure: it is given the time and the answers. The thread that asks the store is in [`super::renewer`].
 
-use crate::lock::lease::{Deadline, Due, Lease, RenewalAnswer};
+use crate::lock::lease::{Deadline, Due, LocalLease, RenewalAnswer};
 use crate::store::{Held, Renewed, StoreError};
 use crate::sys::clock::Moment;
 
 /// A lease and the state of its renewal.
 pub struct Renewal {
-    lease: Lease,
+    lease: LocalLease,
     /// The last error of an attempt, if there was one.
     failure: Option<StoreError>,
     /// Why the lock is no longer ours, if the store has refused a renewal.
@@ -28,7 +28,7 @@ pub enum Next {
 
 impl Renewal {
     /// Begins to renew `lease`.
-    pub fn new(lease: Lease) -> Self {
+    pub fn new(lease: LocalLease) -> Self {
         Renewal { lease, failure: None, refusal: None }
     }
 
@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn granted() -> Renewal {
-        Renewal::new(Lease::granted(TERMS, TERMS, at(0)))
+        Renewal::new(LocalLease::granted(TERMS, TERMS, at(0)))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::renewal::{Next, Renewal};
-use crate::lock::lease::Lease;
+use crate::lock::lease::LocalLease;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim};
@@ -98,7 +98,7 @@ impl Renewer {
         &self,
         store: &SharedStore,
         claim: Claim,
-        lease: Lease,
+        lease: LocalLease,
         control: Option<Control>,
         reporter: Arc<Reporter>,
     ) {

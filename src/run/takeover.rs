@@ -7,7 +7,7 @@ use crate::lock::milestones::Milestones;
 use crate::report::event::Event;
 use crate::store::{Backend, Claim, left_behind};
 use crate::supervise::StopReason;
-use crate::supervise::guardian::watched_by_lockrun::GuardianEnd;
+use crate::supervise::guardian::parent::GuardianEnd;
 use crate::sys::clock::Moment;
 use crate::sys::stderr;
 
@@ -19,7 +19,7 @@ const KILLED_BY_FILTER: &str = "a filter of system calls (systemd's SystemCallFi
 /// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
 /// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
 pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
-    stderr::hurry();
+    stderr::limit_blocking();
     match end {
         GuardianEnd::Completed(ending) => Outcome::Ended(ending),
         GuardianEnd::NotStarted { milestones, by_filter } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::lock::lease::Terms;
 use crate::lock::state::ASKS_PER_PLACE;
 use crate::store::{
-    Claim, Grant, Held, IfHeld, RecentSuccess, RequestError, Store, StoreError, Tried, Trouble, Wakeup, left_behind,
+    Claim, Grant, Held, IfHeld, RecentSuccess, RequestError, RetryClass, Store, StoreError, Tried, Wakeup, left_behind,
 };
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -87,7 +87,7 @@ pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<A
             Ok(Acquired::Interrupted(signal))
         }
         Err(failed) => {
-            let is_clean = waiting.outage_from.is_none() && failed.nothing_to_cancel || waiting.cancel();
+            let is_clean = waiting.outage_from.is_none() && failed.never_sent || waiting.cancel();
             Err(failed.after_cancel(claim, is_clean || !waiting.may_hold))
         }
     }
@@ -147,7 +147,7 @@ impl WaitingClaim<'_> {
             let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
             let sent_at = Moment::now();
             let tried = self.store.try_acquire(self.claim, if_held);
-            self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.nothing_to_cancel);
+            self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.never_sent);
             match tried {
                 Ok(Tried::Mine(grant)) => return Ok(WaitEnd::Granted(grant)),
                 Ok(Tried::NotQueued(held)) => return Ok(WaitEnd::NotQueued(held)),
@@ -186,7 +186,7 @@ impl WaitingClaim<'_> {
                             continue;
                         }
                         Ok(Wakeup::Signal(signal)) => return Ok(WaitEnd::Signal(signal)),
-                        Err(failed) if failed.trouble == Trouble::Permanent => return Err(failed),
+                        Err(failed) if failed.trouble == RetryClass::Permanent => return Err(failed),
                         // The store answered before this failed sleep, too, so that is no reason to reset the pauses. But a connection
                         // that is cut from time to time must not keep the waiter away for longer each time.
                         Err(_) => {
@@ -197,7 +197,7 @@ impl WaitingClaim<'_> {
                     }
                 }
                 Err(failed) if is_last => match (failed.trouble, self.held.take()) {
-                    (Trouble::Busy, Some(held)) => return Ok(WaitEnd::Hopeless(held)),
+                    (RetryClass::Busy, Some(held)) => return Ok(WaitEnd::Hopeless(held)),
                     _ => return Err(failed),
                 },
                 Err(failed) if !self.tolerates(failed.trouble) => return Err(failed),
@@ -224,15 +224,15 @@ impl WaitingClaim<'_> {
     }
 
     /// Returns whether to try again after a request that failed with this trouble.
-    fn tolerates(&mut self, trouble: Trouble) -> bool {
+    fn tolerates(&mut self, trouble: RetryClass) -> bool {
         let now = Moment::now();
         match trouble {
-            Trouble::Permanent => return false,
-            Trouble::Unavailable => {}
+            RetryClass::Permanent => return false,
+            RetryClass::Unavailable => {}
             // The server is overloaded, or hangs.
-            Trouble::Slow => self.outage_from = self.outage_from.or(Some(now)),
+            RetryClass::Slow => self.outage_from = self.outage_from.or(Some(now)),
             // The store works, but too many others request this lock.
-            Trouble::Busy => self.outage_from = Some(now),
+            RetryClass::Busy => self.outage_from = Some(now),
         }
         self.outage_from.is_some_and(|from| now.since(from) < OUTAGE_MAX)
     }

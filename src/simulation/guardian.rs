@@ -14,7 +14,7 @@ use super::store::SimulatedStore;
 use super::world::{Plan, RunId, Side};
 use crate::config::plan::OnHeld;
 use crate::lock::ending::Ending;
-use crate::lock::lease::{Deadline, Lease};
+use crate::lock::lease::{Deadline, LocalLease};
 use crate::run::outcome::Outcome;
 use crate::run::renewal::{Next, Renewal};
 use crate::run::wait::{self, Acquired, Wait, Watcher};
@@ -86,7 +86,7 @@ fn under_lock(run: RunId, mut store: SimulatedStore, plan: &Plan, grant: Grant) 
     let port = Port::current();
     let sent_at = grant.lease_from.expect("is a lease");
     let first = grant.first_terms(plan.terms, &plan.claim);
-    let lease = Lease::granted(plan.terms, first, sent_at);
+    let lease = LocalLease::granted(plan.terms, first, sent_at);
     let Some(mut supervisor) = start(run, plan, first.deadline(sent_at)) else {
         port.world().say(run, "does not start its command");
         release(&mut store, run, plan, Release::at_once(Outcome::Failed.ending()));
@@ -188,7 +188,7 @@ fn watch(run: RunId, supervisor: &mut Supervisor<SimulatedTree>) -> Finished {
 }
 
 /// The renewer's thread.
-fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, lease: Lease) {
+fn renew(run: RunId, shared: &Mutex<Option<SimulatedStore>>, plan: &Plan, lease: LocalLease) {
     let port = Port::current();
     let mut renewal = Renewal::new(lease);
     loop {

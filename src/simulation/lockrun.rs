@@ -1,4 +1,4 @@
-//! lockrun itself, beside its guardian: the sequence of [`crate::supervise::guardian::watched_by_lockrun`] and of what follows
+//! lockrun itself, beside its guardian: the sequence of [`crate::supervise::guardian::parent`] and of what follows
 //! it, with the product's own decisions.
 
 use super::actors::Port;
@@ -7,7 +7,7 @@ use super::guardian::{finish, release, release_after};
 use super::store::SimulatedStore;
 use super::world::{RunId, Side};
 use crate::store::Store as _;
-use crate::supervise::guardian::{GuardianMessage, Oversight, Stage};
+use crate::supervise::guardian::{GuardianMessage, GuardianState, Stage};
 use crate::supervise::{Finished, StopReason, Supervisor};
 use crate::sys::clock::Moment;
 
@@ -23,7 +23,7 @@ pub fn live(run: RunId) {
 /// Waits for the guardian, and finishes its work if it dies or hangs.
 fn oversee(run: RunId) {
     let port = Port::current();
-    let mut oversight = Oversight::new();
+    let mut state = GuardianState::new();
     loop {
         if std::mem::take(&mut port.world().runs[run].lockrun.has_term) {
             let mut world = port.world();
@@ -41,12 +41,12 @@ fn oversee(run: RunId) {
             let message = port.world().runs[run].link.pop_front();
             match message {
                 Some(GuardianMessage::Over(_)) => return,
-                Some(message) => oversight.note(message),
+                Some(message) => state.note(message),
                 None if !has_ended => break,
-                None => return after(run, &oversight),
+                None => return after(run, &state),
             }
         }
-        if is_late && oversight.stage().command_may_live() {
+        if is_late && state.stage().command_may_live() {
             return take_over(run);
         }
         port.wait(takes_over_at.filter(|_| !is_late));
@@ -54,10 +54,10 @@ fn oversee(run: RunId) {
 }
 
 /// Finishes the work of a dead guardian.
-fn after(run: RunId, oversight: &Oversight) {
+fn after(run: RunId, state: &GuardianState) {
     let port = Port::current();
-    port.world().say(run, &format!("lockrun finds its guardian dead: {:?}", oversight.stage()));
-    match oversight.stage() {
+    port.world().say(run, &format!("lockrun finds its guardian dead: {:?}", state.stage()));
+    match state.stage() {
         Stage::Waiting => {
             let (mut store, plan) = open(run);
             store.cancel(&plan.claim, true);

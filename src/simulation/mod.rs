@@ -2,7 +2,7 @@
 //!
 //! The rules of the lock ([`crate::lock::state`]), the wait ([`crate::run::wait`]), the lease and its renewal
 //! ([`crate::lock::lease`], [`crate::run::renewal`]), the end of a command ([`crate::supervise::Supervisor`]) and lockrun's
-//! oversight of its guardian ([`crate::supervise::guardian::Oversight`]) are the product's own. Simulated are their
+//! view of its guardian ([`crate::supervise::guardian::GuardianState`]) are the product's own. Simulated are their
 //! surroundings: clocks that drift, a network that loses and delays messages, a server that stops, and processes that are
 //! killed or stopped at any step.
 //!

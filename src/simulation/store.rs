@@ -13,8 +13,8 @@ use crate::lock::lease::Ttl;
 use crate::lock::state::{self, Acquired};
 use crate::lock::token::Token;
 use crate::store::{
-    Claim, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Revoked, Store,
-    StoreError, Tried, Trouble, Wakeup,
+    Claim, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, RetryClass, Revoked,
+    Store, StoreError, Tried, Wakeup,
 };
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
@@ -66,14 +66,14 @@ impl SimulatedStore {
             let answer = port.world().take_answer(self.end, number);
             match answer {
                 Some(Answer::Refused) => {
-                    let (error, trouble) = (anyhow!("nothing listens there"), Trouble::Unavailable);
-                    return Err(RequestError { error, trouble, nothing_to_cancel: !was_in_flight });
+                    let (error, trouble) = (anyhow!("nothing listens there"), RetryClass::Unavailable);
+                    return Err(RequestError { error, trouble, never_sent: !was_in_flight });
                 }
                 Some(answer) => return Ok(answer),
                 None if Moment::now() >= until => {
                     self.is_in_flight = true;
-                    let (error, trouble) = (anyhow!("no answer in time"), Trouble::Unavailable);
-                    return Err(RequestError { error, trouble, nothing_to_cancel: false });
+                    let (error, trouble) = (anyhow!("no answer in time"), RetryClass::Unavailable);
+                    return Err(RequestError { error, trouble, never_sent: false });
                 }
                 None => port.wait(Some(until)),
             }
@@ -114,8 +114,8 @@ impl Store for SimulatedStore {
                 Some(Letter::Woken { handed: Some((fence, slot)) }) => return Ok(Wakeup::HandedOver { fence, slot }),
                 Some(Letter::Woken { handed: None }) => return Ok(Wakeup::AskAgain),
                 Some(Letter::Reset) => {
-                    let (error, trouble) = (anyhow!("the connection was reset"), Trouble::Unavailable);
-                    return Err(RequestError { error, trouble, nothing_to_cancel: false });
+                    let (error, trouble) = (anyhow!("the connection was reset"), RetryClass::Unavailable);
+                    return Err(RequestError { error, trouble, never_sent: false });
                 }
                 Some(Letter::Answer { .. }) => continue,
                 None => {}

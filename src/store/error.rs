@@ -15,15 +15,15 @@ pub struct RequestError {
     /// What failed.
     pub error: StoreError,
     /// The kind of trouble, which decides whether to try again.
-    pub trouble: Trouble,
+    pub trouble: RetryClass,
     /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to cancel.
-    pub nothing_to_cancel: bool,
+    pub never_sent: bool,
 }
 
 /// What keeps a store from answering a request properly. The later ones are the more promising to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
-    /// Trouble that does not pass by itself.
+pub enum RetryClass {
+    /// RetryClass that does not pass by itself.
     Permanent,
     /// The server is unreachable, silent, starting, or for a moment not the primary.
     Unavailable,
@@ -36,7 +36,7 @@ pub enum Trouble {
 impl RequestError {
     /// Cancels a `claim` that no earlier reply has answered, and returns why its request failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
-        let is_clean = self.nothing_to_cancel || store.cancel(claim, false);
+        let is_clean = self.never_sent || store.cancel(claim, false);
         self.after_cancel(claim, is_clean)
     }
 
@@ -65,6 +65,6 @@ pub fn left_behind(claim: &Claim, is_clean: bool) -> Option<String> {
 /// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, trouble: Trouble::Permanent, nothing_to_cancel: false }
+        RequestError { error, trouble: RetryClass::Permanent, never_sent: false }
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub use address::{Address, schemes};
 pub use answers::*;
-pub use error::{RequestError, StoreError, Trouble, left_behind};
+pub use error::{RequestError, RetryClass, StoreError, left_behind};
 
 pub use crate::lock::claim::{Claim, Mode};
 pub use crate::lock::state::{Release, Retain, Wanted, integer};
@@ -74,7 +74,7 @@ pub trait Store: Send {
     /// The answer that the claim waits promises: from then on, until `Claim::place` after this request was sent, the claim waits or
     /// holds the lock, whatever happens.
     ///
-    /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::nothing_to_cancel`].
+    /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::never_sent`].
     fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
 
     /// Sleeps in the queue that the claim joined by its last try: until the store wakes it, until `until` (`None`: for ever), or
@@ -134,7 +134,7 @@ pub trait Sequences {
     /// Reserves an unreserved value of the key's sequence for the claim, by a lease like a lock's. When a run that has used its
     /// value is released, that value becomes the last one, unless one further along in the sequence already is.
     ///
-    /// After an error a value may be reserved all the same: see [`RequestError::nothing_to_cancel`].
+    /// After an error a value may be reserved all the same: see [`RequestError::never_sent`].
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError>;
 }
 

@@ -2,16 +2,16 @@
 //!
 //! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
 //! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
-//! [`guardian`], a child that lockrun watches ([`guardian::watched_by_lockrun`]): each ends COMMAND in time if the other cannot.
+//! [`guardian`], a child that lockrun watches ([`guardian::parent`]): each ends COMMAND in time if the other cannot.
 
 pub mod entry;
 pub mod guardian;
 
 mod direct;
 mod exit;
+mod inherited_children;
 mod interpreter;
 mod job;
-mod preexisting;
 mod proc_access;
 mod process;
 mod rehearsal;

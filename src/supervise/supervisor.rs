@@ -79,7 +79,7 @@ pub struct Supervisor<P = Tree> {
     lease: Option<Deadline>,
     /// The lease was lost or has expired: the remaining processes no longer hold the lock.
     is_lost: bool,
-    stage: Stage,
+    stage: StopStage,
     /// The first KILL was sent, and [`Supervisor::take_unreported_kill`] has not reported it yet.
     unreported_kill: bool,
     /// [`Supervisor::is_newly_stuck`] has reported that some processes are stuck.
@@ -89,7 +89,7 @@ pub struct Supervisor<P = Tree> {
 /// How far the ending of COMMAND's processes has come. Each stage follows the one before it; when lockrun or its guardian is found dead,
 /// the ending starts again with KILL at once. Once begun, it is over when no process is left, or only stuck ones that do not hold the lock.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum StopStage {
     /// Nothing ends them.
     Running,
     /// TERM was sent. KILL is sent at `kill_at`, or earlier if the lease demands it.
@@ -110,7 +110,7 @@ impl<P: Processes> Supervisor<P> {
             stop_at: launch.max_runtime.map(|span| now + span),
             lease,
             is_lost: false,
-            stage: Stage::Running,
+            stage: StopStage::Running,
             unreported_kill: false,
             has_reported_stuck: false,
         }
@@ -125,7 +125,7 @@ impl<P: Processes> Supervisor<P> {
             stop_at: None,
             lease: None,
             is_lost: false,
-            stage: Stage::Running,
+            stage: StopStage::Running,
             unreported_kill: false,
             has_reported_stuck: false,
         };
@@ -142,19 +142,19 @@ impl<P: Processes> Supervisor<P> {
     pub fn wakes_at(&self) -> Option<Moment> {
         let lapses_at = self.lease.map(|lease| lease.term_at);
         match self.stage {
-            Stage::Running => lapses_at.into_iter().chain(self.stop_at).min(),
-            Stage::Terminating { kill_at, .. } => Some(self.bounded(kill_at)),
-            Stage::Killing { again_at, .. } => Some(again_at),
-            Stage::Stuck { again_at, .. } => lapses_at.into_iter().chain([again_at]).min(),
+            StopStage::Running => lapses_at.into_iter().chain(self.stop_at).min(),
+            StopStage::Terminating { kill_at, .. } => Some(self.bounded(kill_at)),
+            StopStage::Killing { again_at, .. } => Some(again_at),
+            StopStage::Stuck { again_at, .. } => lapses_at.into_iter().chain([again_at]).min(),
         }
     }
 
     /// Does what is due at `now`. Once everything has ended, returns how.
     pub fn proceed(&mut self, now: Moment) -> Option<Finished> {
-        if let Stage::Killing { why, again_at, stuck_at } = self.stage
+        if let StopStage::Killing { why, again_at, stuck_at } = self.stage
             && now >= stuck_at
         {
-            self.stage = Stage::Stuck { why, again_at };
+            self.stage = StopStage::Stuck { why, again_at };
         }
         // First of all: a COMMAND that has already ended by itself must not be reported as ended by the clock.
         self.finished(now).or_else(|| {
@@ -165,7 +165,7 @@ impl<P: Processes> Supervisor<P> {
 
     fn tick(&mut self, now: Moment) {
         self.is_lost |= self.lease.is_some_and(|lease| now >= lease.term_at);
-        if matches!(self.stage, Stage::Running) {
+        if matches!(self.stage, StopStage::Running) {
             if self.is_lost {
                 self.end(StopReason::Lost, now);
             } else if self.stop_at.is_some_and(|stop_at| now >= stop_at) {
@@ -173,18 +173,18 @@ impl<P: Processes> Supervisor<P> {
             }
         }
         match self.stage {
-            Stage::Terminating { why, kill_at } if now >= self.bounded(kill_at) => {
+            StopStage::Terminating { why, kill_at } if now >= self.bounded(kill_at) => {
                 let again_at = self.kill(now, KILL_AGAIN.0);
-                self.stage = Stage::Killing { why, again_at, stuck_at: now + GIVE_UP };
+                self.stage = StopStage::Killing { why, again_at, stuck_at: now + GIVE_UP };
                 self.unreported_kill = true;
             }
-            Stage::Killing { why, again_at, stuck_at } if now >= again_at => {
+            StopStage::Killing { why, again_at, stuck_at } if now >= again_at => {
                 let again_at = self.kill(now, KILL_AGAIN.0);
-                self.stage = Stage::Killing { why, again_at, stuck_at };
+                self.stage = StopStage::Killing { why, again_at, stuck_at };
             }
-            Stage::Stuck { why, again_at } if now >= again_at => {
+            StopStage::Stuck { why, again_at } if now >= again_at => {
                 let again_at = self.kill(now, KILL_STUCK_AGAIN);
-                self.stage = Stage::Stuck { why, again_at };
+                self.stage = StopStage::Stuck { why, again_at };
             }
             _ => {}
         }
@@ -218,16 +218,16 @@ impl<P: Processes> Supervisor<P> {
         if kill_at > now {
             self.tree.terminate();
         }
-        self.stage = Stage::Terminating { why, kill_at };
+        self.stage = StopStage::Terminating { why, kill_at };
     }
 
     /// Once everything has ended, returns how. May begin to end the processes that COMMAND left behind.
     fn finished(&mut self, now: Moment) -> Option<Finished> {
         let command = self.tree.ended();
         let (why, is_waited_for) = match self.stage {
-            Stage::Running => return self.finished_by_itself(command?, now),
-            Stage::Terminating { why, .. } | Stage::Killing { why, .. } => (why, true),
-            Stage::Stuck { why, .. } => (why, self.holds(why)),
+            StopStage::Running => return self.finished_by_itself(command?, now),
+            StopStage::Terminating { why, .. } | StopStage::Killing { why, .. } => (why, true),
+            StopStage::Stuck { why, .. } => (why, self.holds(why)),
         };
         let is_gone = self.tree.is_gone();
         (is_gone || !is_waited_for).then_some(Finished { command, why: Some(why), stuck: !is_gone })
@@ -246,7 +246,7 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns `true` once when processes that hold the lock turn out to be stuck.
     pub fn is_newly_stuck(&mut self) -> bool {
-        let is_stuck = matches!(self.stage, Stage::Stuck { why, .. } if self.holds(why));
+        let is_stuck = matches!(self.stage, StopStage::Stuck { why, .. } if self.holds(why));
         is_stuck && !std::mem::replace(&mut self.has_reported_stuck, true)
     }
 
@@ -259,12 +259,12 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns how COMMAND has ended by itself, if it has, and processes that it left behind are waited for.
     pub(super) fn awaits_descendants(&self) -> Option<Ending> {
-        self.tree.ended().filter(|_| matches!(self.stage, Stage::Running))
+        self.tree.ended().filter(|_| matches!(self.stage, StopStage::Running))
     }
 
     /// Returns whether COMMAND is being ended.
     pub(super) fn is_ending_command(&self) -> bool {
-        !matches!(self.stage, Stage::Running)
+        !matches!(self.stage, StopStage::Running)
     }
 
     /// Returns `kill_at`, or the lease's own time for KILL if that is earlier.

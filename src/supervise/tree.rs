@@ -1,7 +1,7 @@
 //! COMMAND's process tree, as seen by its parent: COMMAND and all processes that it started.
 //!
 //! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, even after setsid(2) or setpgid(2).
-//! So the tree is gone exactly when the parent has no child left, apart from [`preexisting`] ones.
+//! So the tree is gone exactly when the parent has no child left, apart from [inherited](super::inherited_children) ones.
 //!
 //! So, too, the tree is ended by killing the parent's own children again and again until there are none. That needs no search for the
 //! others, which would miss processes that live for less time than it takes. The kernel lists the children at once, however many
@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 
 use super::ending;
-use super::preexisting::{Preexisting, own_group_id};
+use super::inherited_children::{InheritedChildren, own_group_id};
 use super::proc_access::ProcAccess;
 use super::process::{self, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
@@ -72,7 +72,7 @@ pub struct Tree {
     /// The signals that arrived before COMMAND was started.
     missed: Missed,
     /// The descendants that this process had before. They are left alone.
-    preexisting: Preexisting,
+    inherited: InheritedChildren,
     access: ProcAccess,
     killing: Option<Killing>,
 }
@@ -115,7 +115,7 @@ impl Tree {
     /// Makes this process a child subreaper and starts COMMAND.
     pub(super) fn start(exec: &mut Exec, setup: Setup, access: ProcAccess) -> Result<Self, spawn::Failure> {
         prctl::set_child_subreaper(true).map_err(spawn::Failure::Preparing)?;
-        let preexisting = Preexisting::note(setup.own_group, &access);
+        let inherited = InheritedChildren::note(setup.own_group, &access);
         let missed = Missed::until_now();
         let command = exec.spawn(setup)?;
         Ok(Tree {
@@ -129,7 +129,7 @@ impl Tree {
             unreported: None,
             gone: false,
             missed,
-            preexisting,
+            inherited,
             access,
             killing: None,
         })
@@ -142,7 +142,7 @@ impl Tree {
         command: pid_t,
         ended: Option<Ending>,
         own_group: bool,
-        preexisting: Preexisting,
+        inherited: InheritedChildren,
         access: ProcAccess,
     ) -> Self {
         Tree {
@@ -156,7 +156,7 @@ impl Tree {
             unreported: None,
             gone: false,
             missed: Missed::default(),
-            preexisting,
+            inherited,
             access,
             killing: None,
         }
@@ -248,9 +248,9 @@ impl Tree {
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // Preexisting children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
+                    // InheritedChildren children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
                     let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
-                    self.gone = may_be_gone && !self.preexisting.is_empty() && self.has_only_preexisting();
+                    self.gone = may_be_gone && !self.inherited.is_empty() && self.has_only_inherited();
                     return heard;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
@@ -358,11 +358,11 @@ impl Tree {
 
     /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's process group.
     fn may_be_commands(&self, pid: pid_t) -> bool {
-        Some(pid) == self.dying_parent || !self.preexisting.includes(pid)
+        Some(pid) == self.dying_parent || !self.inherited.includes(pid)
     }
 
-    /// Returns whether this process has no living child but preexisting ones. Every living process of COMMAND is such a child, or below one.
-    fn has_only_preexisting(&self) -> bool {
+    /// Returns whether this process has no living child but inherited ones. Every living process of COMMAND is such a child, or below one.
+    fn has_only_inherited(&self) -> bool {
         let is_dead = |pid| process::read(pid).is_some_and(Process::is_dead);
         let mut has_only = true;
         let look_at = |pid| {
@@ -405,8 +405,8 @@ impl Processes for Tree {
         // The whole group in one call, which no fork can outrun.
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
-        // To recognise preexisting children, files of /proc are read.
-        let reads_proc = !self.preexisting.is_empty();
+        // To recognise inherited children, files of /proc are read.
+        let reads_proc = !self.inherited.is_empty();
         let (found, count) =
             if reads_proc { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
         // The others become children when those die: there is nothing to search for, unless that takes long.

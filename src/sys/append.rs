@@ -46,14 +46,14 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
         let flags = (HOW - OFlag::O_WRONLY - OFlag::O_APPEND).bits();
         return OpenOptions::new().append(true).custom_flags(flags).open(path);
     }
-    let mut place = Place::root()?;
+    let mut directory = Directory::root()?;
     let mut ahead = reversed(&absolute(path)?);
     // Each turn that leads no further counts, so that nobody can keep this going.
     let mut turns = 0;
     while let Some(name) = ahead.pop() {
-        let next = place.path.join(&name);
+        let next = directory.path.join(&name);
         let is_last = ahead.is_empty();
-        let found = match place.look(&name, is_last) {
+        let found = match directory.look(&name, is_last) {
             Err(Errno::ENOENT) if is_last => None,
             found => Some(found?),
         };
@@ -62,34 +62,34 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
         match (found, stat, kind) {
             (Some(link), Some(stat), Some(SFlag::S_IFLNK)) => {
                 judge(&next, &stat, true)?;
-                if place.is_shared {
+                if directory.is_shared {
                     return refuse(format!(
                         "{} is a symbolic link in a directory that others can write to; name the file itself",
                         escaped_path(&next)
                     ));
                 }
-                if place.has_magic_links()? {
+                if directory.has_magic_links()? {
                     if is_last {
                         // A descriptor of a process of ours or of root's, as behind a link to /dev/stderr.
-                        return Ok(openat(&place.fd, &*name, HOW, Mode::empty())?.into());
+                        return Ok(openat(&directory.fd, &*name, HOW, Mode::empty())?.into());
                     }
                     return refuse(format!("its path leads through {}; name it by another path", escaped_path(&next)));
                 }
                 let target = PathBuf::from(readlinkat(&link, "")?);
                 if target.is_absolute() {
-                    place = Place::root()?;
+                    directory = Directory::root()?;
                 }
                 ahead.extend(reversed(&target));
                 turns += 1;
             }
             (found, stat, _) if is_last => {
-                if let Some(file) = place.open(&name, stat.as_ref(), found)? {
+                if let Some(file) = directory.open(&name, stat.as_ref(), found)? {
                     return Ok(file);
                 }
                 ahead.push(name);
                 turns += 1;
             }
-            (Some(directory), Some(stat), _) => place = place.entered(&next, &name, directory, &stat)?,
+            (Some(entered), Some(stat), _) => directory = directory.entered(&next, &name, entered, &stat)?,
             _ => return Err(Errno::ENOENT.into()),
         }
         if turns > LINKS_MAX {
@@ -100,14 +100,14 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
 }
 
 /// A directory on the way.
-struct Place {
+struct Directory {
     path: PathBuf,
     fd: OwnedFd,
     /// Whether other users can create entries.
     is_shared: bool,
 }
 
-impl Place {
+impl Directory {
     fn root() -> io::Result<Self> {
         let fd = open("/", LOOK | OFlag::O_DIRECTORY, Mode::empty())?;
         let stat = fstat(&fd)?;
@@ -116,7 +116,7 @@ impl Place {
 
     fn checked(path: PathBuf, fd: OwnedFd, stat: &FileStat) -> io::Result<Self> {
         judge(&path, stat, false)?;
-        Ok(Place { path, fd, is_shared: stat.st_mode & (GROUP_WRITES | OTHERS_WRITE) != 0 })
+        Ok(Directory { path, fd, is_shared: stat.st_mode & (GROUP_WRITES | OTHERS_WRITE) != 0 })
     }
 
     /// Opens what has this name here, without following a link. The kernel mounts what autofs has there only if a directory is asked for.
@@ -187,7 +187,7 @@ fn judge(path: &Path, stat: &FileStat, is_link: bool) -> io::Result<()> {
     if is_everybodys { judged.or_else(|why| refuse(format!("{why}; {WAY_OUT}"))) } else { judged }
 }
 
-/// What to do where the place of a file must stay as it is, and the caller trusts it.
+/// What to do where the directory of a file must stay as it is, and the caller trusts it.
 const WAY_OUT: &str = "or open the file for lockrun, for example with --events /dev/fd/3 3>>FILE";
 
 fn refuse<T>(why: String) -> io::Result<T> {

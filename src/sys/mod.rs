@@ -5,12 +5,12 @@ pub mod acl;
 pub mod ancestors;
 pub mod append;
 pub mod backoff;
+pub mod blocked_signals;
 pub mod children;
 pub mod clock;
 #[cfg(all(test, target_env = "gnu"))]
 pub mod coroutine;
 pub mod counter;
-pub mod deferred;
 pub mod descriptor;
 pub mod environment;
 pub mod input;

@@ -32,11 +32,11 @@ static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Limits how long messages wait from now on. Until this is called, they wait for as long as it takes.
-pub fn hurry() {
+pub fn limit_blocking() {
     IS_HURRIED.store(true, Ordering::Relaxed);
 }
 
-/// Writes `text`. After [`hurry`], waits at most [`WAIT`] for room; then the rest of the text is lost.
+/// Writes `text`. After [`limit_blocking`], waits at most [`WAIT`] for room; then the rest of the text is lost.
 pub fn write(text: &str) {
     let mut stderr = io::stderr();
     if !IS_HURRIED.load(Ordering::Relaxed) {

@@ -111,7 +111,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::documented::{JSON, code, table};
+    use crate::docs_tests::{JSON, code, table};
     use crate::lock::key::Key;
 
     fn names(object: &Value) -> BTreeSet<&str> {

@@ -1,6 +1,6 @@
 //! Who gets the lock: slots, and repeated requests.
 
-use super::{Applied, Facts, FenceExhausted, Held, HolderState, Lease, LockState, Now, Purpose, Value, millis};
+use super::{Applied, Facts, FenceExhausted, Held, HolderState, LeaseRecord, LockState, Now, Purpose, Value, millis};
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::token::Token;
 
@@ -165,7 +165,7 @@ impl LockState {
         facts: &impl Facts,
     ) {
         let (claim, now) = (ask.claim, facts.now());
-        let lease: Option<Lease> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
+        let lease: Option<LeaseRecord> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
         claim.key.as_str().clone_into(&mut self.key);
         self.fence = fence;
         self.holders.push(HolderState {

@@ -12,7 +12,7 @@ use crate::lock::token::Token;
 /// A lease. At its end the lock is free, whatever its holder does. A record that lacks one of the fields is broken: otherwise it
 /// would be read as a lease that never ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
+pub struct LeaseRecord {
     /// Its end; `None` if it never ends.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ends_ms: Option<u64>,
@@ -36,11 +36,11 @@ pub enum Renewed {
     Revoked(Holder),
 }
 
-impl Lease {
+impl LeaseRecord {
     /// Returns a lease of `ttl` from `now`.
     pub(super) fn new(ttl: Ttl, now: Now) -> Self {
         let ttl_ms = ttl.length().map(millis);
-        Lease { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms }
+        LeaseRecord { ends_ms: ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)), ttl_ms }
     }
 
     /// Returns whether the lease is still in force at `now`.
@@ -80,11 +80,11 @@ impl LockState {
         }
         if let Some(lease) = &mut holder.lease {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
-            let renewed = Lease::new(ttl, now);
+            let renewed = LeaseRecord::new(ttl, now);
             if holder.purpose == Purpose::Run {
                 // The run was promised its present end, and the greatest length so far at each renewal.
                 lease.ttl_ms = lease.ttl_ms.map(|ttl_ms| ttl_ms.max(renewed.ttl_ms.unwrap_or(ttl_ms)));
-                let promised = Lease::new(lease.ttl(), now);
+                let promised = LeaseRecord::new(lease.ttl(), now);
                 lease.ends_ms = [lease.ends_ms, promised.ends_ms, renewed.ends_ms].into_iter().try_fold(0, later);
             } else {
                 *lease = renewed;
@@ -106,9 +106,9 @@ impl LockState {
     }
 
     /// Returns a lease of `ttl`, and marks the state's times as of this epoch.
-    pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> Lease {
+    pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> LeaseRecord {
         self.epoch = facts.epoch();
-        Lease::new(ttl, now)
+        LeaseRecord::new(ttl, now)
     }
 
     /// Drops everything with a time limit from an earlier epoch of the store's clock. The fence and the sequence stay, because
@@ -167,7 +167,7 @@ impl HolderState {
     }
 }
 
-impl Lease {
+impl LeaseRecord {
     fn ttl(&self) -> Ttl {
         self.ttl_ms.map_or(Ttl::None, |ttl_ms| Ttl::Lasts(Duration::from_millis(ttl_ms)))
     }

@@ -43,7 +43,7 @@ use super::token::Token;
 
 pub use acquire::{Acquired, Ask, OnHeld};
 pub use fence::FenceExhausted;
-pub use lease::{Lease, Renewed, UNKNOWN_EPOCH, millis};
+pub use lease::{LeaseRecord, Renewed, UNKNOWN_EPOCH, millis};
 pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState, look_at_ms};
 pub use release::{Release, Released, Retain};
 pub use revoke::{LivingHolder, Revoked};
@@ -104,7 +104,7 @@ pub struct HolderState {
     pub since_ms: u64,
     /// Its lease. Without one, it holds the lock for as long as [`Facts::holds_slot`] says.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lease: Option<Lease>,
+    pub lease: Option<LeaseRecord>,
     /// What the lock is held for.
     #[serde(default, skip_serializing_if = "Purpose::is_run")]
     pub purpose: Purpose,

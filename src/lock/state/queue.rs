@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Ask, Facts, HolderState, Lease, LockState, Now, Purpose, millis};
+use super::{Applied, Ask, Facts, HolderState, LeaseRecord, LockState, Now, Purpose, millis};
 use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
@@ -100,7 +100,7 @@ impl WaiterState {
             value: None,
             who: self.who,
             since_ms: now.ms,
-            lease: Some(Lease { ends_ms: Some(self.ends_ms), ttl_ms: Some(self.place_ms) }),
+            lease: Some(LeaseRecord { ends_ms: Some(self.ends_ms), ttl_ms: Some(self.place_ms) }),
             purpose: self.purpose,
             is_released: false,
             revoked_by: None,

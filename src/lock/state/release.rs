@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, Held, HolderState, LastRun, Lease, LockState, Now, Purpose, Success};
+use super::{Applied, Facts, Held, HolderState, LastRun, LeaseRecord, LockState, Now, Purpose, Success};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -170,14 +170,14 @@ impl LockState {
 }
 
 /// Returns the lease under which the lock stays held after the run of `holder`, if it does.
-fn lease_after(holder: &HolderState, retain: Retain, now: Now) -> Option<Lease> {
+fn lease_after(holder: &HolderState, retain: Retain, now: Now) -> Option<LeaseRecord> {
     if holder.is_released {
         return None;
     }
     let lease = match retain {
         Retain::Not => return None,
-        Retain::Kept(ttl) => Lease::new(ttl, now),
-        Retain::AtLeast(span) => Lease::new(Ttl::Lasts(span), Now { ms: holder.since_ms, ..now }),
+        Retain::Kept(ttl) => LeaseRecord::new(ttl, now),
+        Retain::AtLeast(span) => LeaseRecord::new(Ttl::Lasts(span), Now { ms: holder.since_ms, ..now }),
     };
     Some(lease).filter(|lease| lease.is_in_force(now))
 }

@@ -1,6 +1,6 @@
 //! Revocation: `lockrun break`.
 
-use super::{Applied, Facts, Held, HolderState, Lease, LockState, Now, Purpose};
+use super::{Applied, Facts, Held, HolderState, LeaseRecord, LockState, Now, Purpose};
 use crate::lock::holder::Holder;
 
 /// The result of a revocation.
@@ -75,7 +75,7 @@ impl LockState {
             let ends_ms = lease.ends_ms.or(lease.ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)));
             if runs && !at_once && ends_ms.is_some() {
                 free_at_ms = free_at_ms.max(ends_ms);
-                holder.lease = Some(Lease { ends_ms, ..lease });
+                holder.lease = Some(LeaseRecord { ends_ms, ..lease });
                 holder.revoked_by = Some(by.clone());
                 self.holders.push(holder);
             } else {

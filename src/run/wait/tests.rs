@@ -135,9 +135,9 @@ const HELD: Answer = Ok(Tried::Held(Held {
     token: None,
 }));
 
-fn failed<T>(is_transient: bool, nothing_to_cancel: bool) -> Result<T, RequestError> {
-    let trouble = if is_transient { Trouble::Unavailable } else { Trouble::Permanent };
-    Err(RequestError { error: anyhow!("the store fails"), trouble, nothing_to_cancel })
+fn failed<T>(is_transient: bool, never_sent: bool) -> Result<T, RequestError> {
+    let trouble = if is_transient { RetryClass::Unavailable } else { RetryClass::Permanent };
+    Err(RequestError { error: anyhow!("the store fails"), trouble, never_sent })
 }
 
 /// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the store.
@@ -245,21 +245,21 @@ fn a_signal_leaves_the_queue() {
 
 #[test]
 fn a_store_that_has_never_answered_is_not_waited_for() {
-    for (nothing_to_cancel, cancelled) in [(true, 0), (false, 1)] {
-        let (acquired, store) = wait_for_ever([failed(true, nothing_to_cancel)]);
+    for (never_sent, cancelled) in [(true, 0), (false, 1)] {
+        let (acquired, store) = wait_for_ever([failed(true, never_sent)]);
         assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), cancelled));
     }
 }
 
 #[test]
 fn an_outage_is_sat_out() {
-    let outage = [false, true].map(|nothing_to_cancel| failed(true, nothing_to_cancel));
+    let outage = [false, true].map(|never_sent| failed(true, never_sent));
     let (acquired, store) = wait_for_ever([HELD].into_iter().chain(outage).chain([HELD, MINE]));
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
 }
 
 fn busy() -> Answer {
-    Err(RequestError { error: anyhow!("the store is busy"), trouble: Trouble::Busy, nothing_to_cancel: true })
+    Err(RequestError { error: anyhow!("the store is busy"), trouble: RetryClass::Busy, never_sent: true })
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_store_that_is_busy_is_waited_for() {
 }
 
 fn slow() -> Answer {
-    Err(RequestError { error: anyhow!("the store is slow"), trouble: Trouble::Slow, nothing_to_cancel: false })
+    Err(RequestError { error: anyhow!("the store is slow"), trouble: RetryClass::Slow, never_sent: false })
 }
 
 #[test]

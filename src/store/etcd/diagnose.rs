@@ -17,8 +17,8 @@ use super::{EtcdStore, change, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
 use crate::store::diagnostic::{Diagnostic, Level, encryption, latency, trial};
+use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
-use crate::sys::deferred::deferred;
 
 /// A member's answer about itself.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -118,7 +118,7 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
     diagnostics.push(judge_least_lease(granted.ttl));
     store.unused_leases.push(lease);
-    diagnostics.push(deferred(|| {
+    diagnostics.push(with_signals_blocked(|| {
         let tried = trial::diagnose(store, &key);
         store.is_trial = true;
         let _ = store.once(on(&key), |state, _| {

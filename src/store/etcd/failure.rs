@@ -10,7 +10,7 @@ use super::http::Response;
 use super::url::Cluster;
 use crate::net::tls_error::certificate_alert;
 use crate::store::record_limit::RecordTooLong;
-use crate::store::{StoreError, Trouble, listing_limit};
+use crate::store::{RetryClass, StoreError, listing_limit};
 use crate::text::escape::escaped;
 use crate::text::shell;
 
@@ -36,7 +36,7 @@ pub(super) enum Failure {
     /// The member rejects our certificate because it has a common name, which could be taken for a user's.
     CommonName,
     /// etcd has rejected the request.
-    Refused(Refusal),
+    Refused(ServerError),
     /// What is stored of this lock under an etcd `key` cannot be read.
     Broken { key: String, why: String },
     /// Others changed the lock before each of our attempts.
@@ -51,7 +51,7 @@ pub(super) enum Failure {
 
 /// An error message of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ServerError {
     /// A gRPC status code, see "Status codes and their use in gRPC".
     code: u32,
     /// etcd's words.
@@ -69,7 +69,7 @@ const UNKNOWN: u32 = 2;
 const UNAVAILABLE: u32 = 14;
 const UNAUTHENTICATED: u32 = 16;
 
-impl Refusal {
+impl ServerError {
     /// Returns whether the database is full.
     fn is_no_space(&self) -> bool {
         self.code == RESOURCE_EXHAUSTED && self.message.contains("space exceeded")
@@ -161,7 +161,7 @@ impl Failure {
         }
         let refused = api::read::<Refused>(&response.body).ok().and_then(Refused::code_and_message);
         Some(match refused {
-            Some((code, message)) => Failure::Refused(Refusal { code, message }),
+            Some((code, message)) => Failure::Refused(ServerError { code, message }),
             // The answer is not from etcd's gateway, but from etcd itself or from a proxy.
             None if response.status == 400 && response.body.starts_with(b"CommonName ") => Failure::CommonName,
             None => Failure::Proxy(response.status),
@@ -202,21 +202,21 @@ impl Failure {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != Trouble::Permanent
+        self.trouble() != RetryClass::Permanent
     }
 
     /// Returns what kind of trouble it is.
-    pub(super) fn trouble(&self) -> Trouble {
+    pub(super) fn trouble(&self) -> RetryClass {
         match self {
             // Of a proxy: Request Timeout, and errors of a server.
             Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(408 | 500..) => {
-                Trouble::Unavailable
+                RetryClass::Unavailable
             }
             // Of a proxy: Too Many Requests.
-            Failure::Contended | Failure::Proxy(429) => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_passing() => Trouble::Unavailable,
-            _ => Trouble::Permanent,
+            Failure::Contended | Failure::Proxy(429) => RetryClass::Busy,
+            Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => RetryClass::Busy,
+            Failure::Refused(refusal) if refusal.is_passing() => RetryClass::Unavailable,
+            _ => RetryClass::Permanent,
         }
     }
 
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_load_balancer_without_a_member_or_with_too_much_to_do_passes() {
-        use Trouble::{Busy, Permanent, Unavailable};
+        use RetryClass::{Busy, Permanent, Unavailable};
         let all =
             [(408, Unavailable), (429, Busy), (502, Unavailable), (400, Permanent), (403, Permanent), (404, Permanent)];
         for (status, trouble) in all {

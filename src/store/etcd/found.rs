@@ -8,7 +8,7 @@ use super::api::{Compare, KeyValue, Operation, Range, Transacted};
 use super::client::DATE_DOUBT_MS;
 use super::failure::Failure;
 use super::keys::Names;
-use crate::lock::state::{HolderState, LOOKERS, Lease, LockState, Purpose, WaiterState};
+use crate::lock::state::{HolderState, LOOKERS, LeaseRecord, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
 
 /// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the operation. One
@@ -255,7 +255,7 @@ impl Found {
         let soon = now_ms.saturating_add(LOOK_AGAIN_MS);
         for holder in &mut state.holders {
             let life = self.life_of(&holder.token);
-            if let Some(Lease { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
+            if let Some(LeaseRecord { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
                 let longest = now_ms.saturating_add(*ttl_ms);
                 if let Some(life) = life {
                     let ended = self.end_of(life).map(|end_ms| end_ms.min(longest));
@@ -336,7 +336,7 @@ impl Found {
 /// Returns a holder of which only the life is known, neither for how long it lasts nor what it is for: a command may run under
 /// the lock.
 fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
-    let lease = Lease { ends_ms: Some(now_ms.saturating_add(LOOK_AGAIN_MS)), ttl_ms: None };
+    let lease = LeaseRecord { ends_ms: Some(now_ms.saturating_add(LOOK_AGAIN_MS)), ttl_ms: None };
     HolderState {
         token: token.clone(),
         since_ms: now_ms,

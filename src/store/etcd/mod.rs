@@ -149,12 +149,12 @@ impl EtcdStore {
 
     /// Returns the failure of a request that may acquire something for a claim.
     fn failed(&mut self, failure: &Failure) -> RequestError {
-        let nothing_to_cancel = !self.client.may_be_done && self.own_row.is_none();
+        let never_sent = !self.client.may_be_done && self.own_row.is_none();
         // If the claim is given up now, no cancellation tidies up, as it would otherwise.
-        if nothing_to_cancel && matches!(failure, Failure::Contended) {
+        if never_sent && matches!(failure, Failure::Contended) {
             self.revoke_unused_leases();
         }
-        RequestError { error: self.explain(failure), trouble: failure.trouble(), nothing_to_cancel }
+        RequestError { error: self.explain(failure), trouble: failure.trouble(), never_sent }
     }
 
     /// Forgets our place in the queue.
@@ -237,7 +237,7 @@ impl Store for EtcdStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // No request for the lock was sent.
-        let failed = |store: &mut Self, failure| RequestError { nothing_to_cancel: true, ..store.failed(&failure) };
+        let failed = |store: &mut Self, failure| RequestError { never_sent: true, ..store.failed(&failure) };
         self.await_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::copies::{Copies, checksum};
+use super::record_file::{Copies, checksum};
 use crate::commands::status;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;

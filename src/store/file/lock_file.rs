@@ -30,8 +30,8 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::geteuid;
 
 use super::access::{Access, PLANTED};
-use super::copies;
 use super::directory::{self, Directory};
+use super::record_file;
 use crate::lock::key::Key;
 use crate::store::StoreError;
 use crate::sys::clock::Moment;
@@ -299,11 +299,11 @@ fn id_of(stat: &FileStat) -> (dev_t, ino_t) {
 /// at the end of the run; and writing it would terminate a process that leaves SIGXFSZ at its default.
 pub(super) fn check_limit(path: &str) -> Result<(), StoreError> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
-    if limit < copies::LEAST_SIZE {
+    if limit < record_file::LEAST_SIZE {
         bail!(
             "cannot write the lock file {path}: files may have no more than {limit} bytes (ulimit -f), and it needs {}; raise \
              the limit",
-            copies::LEAST_SIZE
+            record_file::LEAST_SIZE
         );
     }
     Ok(())

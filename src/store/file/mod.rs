@@ -8,7 +8,6 @@
 mod access;
 mod answers;
 mod clock;
-mod copies;
 mod diagnose;
 mod directory;
 mod facts;
@@ -16,11 +15,12 @@ mod facts;
 pub(in crate::store) mod fuzz;
 mod group;
 mod lock_file;
-mod places;
 mod record;
+mod record_file;
 mod turnstile;
 mod unreadable;
 mod url;
+mod waiter_bytes;
 mod waiters;
 
 use std::path::PathBuf;

@@ -1,13 +1,13 @@
-//! The record in a lock file: the lock's state, as one line of JSON. [`super::copies`] says how it is stored.
+//! The record in a lock file: the lock's state, as one line of JSON. [`super::record_file`] says how it is stored.
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::copies::{Copies, Damage};
 use super::facts::KernelFacts;
 use super::lock_file::{LockFile, RECORD_TIMEOUT};
+use super::record_file::{Copies, Damage};
 use super::unreadable::Unreadable;
 use crate::lock::state::LockState;
 use crate::store::StoreError;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::copies::Damage;
+use super::record_file::Damage;
 
 /// An error that says which file it is, what is wrong with it, and what to do.
 #[derive(Debug)]

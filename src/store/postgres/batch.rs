@@ -83,14 +83,14 @@ impl Batch {
     /// In it, names mean the server's own functions and operators, not another user's objects of the same name. A statement from which a
     /// row-level security policy would hide rows is an error: a lock whose row is hidden would look free.
     pub(super) fn transaction(kind: &str, deadline: Moment) -> Self {
-        Batch::impatient_transaction(kind, deadline, Duration::MAX)
+        Batch::transaction_with_lock_timeout(kind, deadline, Duration::MAX)
     }
 
     /// The same, but waits at most `lock_wait` for a row that another transaction has locked.
     ///
     /// The beginning has one sync: no time-out of the role's ends the session before ours are set. A standby rejects the kind, not `BEGIN`,
     /// so that it carries out none of the other statements: outside the transaction, their names could mean another user's objects.
-    pub(super) fn impatient_transaction(kind: &str, deadline: Moment, lock_wait: Duration) -> Self {
+    pub(super) fn transaction_with_lock_timeout(kind: &str, deadline: Moment, lock_wait: Duration) -> Self {
         let mut batch = Batch { begins: true, writes: kind == READ_WRITE, ..Batch::default() };
         batch.put("BEGIN", Vec::new(), false);
         batch.put(kind, Vec::new(), false);

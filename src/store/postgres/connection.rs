@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::batch::{Batch, Prepared};
 use super::failure::Failure;
-use super::refusal::{Refusal, is_of_unconfirmed_commit};
+use super::server_error::{ServerError, is_of_unconfirmed_commit};
 use crate::net::stream::{NO_WAIT, Stream};
 use crate::store::record_limit;
 use crate::sys::clock::Moment;
@@ -153,7 +153,7 @@ impl Connection {
         self.send(&messages, deadline)?;
         self.listing_left = batch.listing_left;
         let mut answers = Vec::with_capacity(batch.len());
-        let mut refusal: Option<Refusal> = None;
+        let mut refusal: Option<ServerError> = None;
         for at in 0..batch.len() {
             match self.answer().map_err(|failure| failure.after(refusal.as_ref()))? {
                 Ok(answer) => answers.push(answer),
@@ -175,7 +175,7 @@ impl Connection {
     }
 
     /// Reads the answer to one statement.
-    fn answer(&mut self) -> Result<Result<Answer, Refusal>, Failure> {
+    fn answer(&mut self) -> Result<Result<Answer, ServerError>, Failure> {
         let mut answer = Ok(Answer::default());
         let unconfirmed = self.unconfirmed;
         loop {
@@ -194,7 +194,7 @@ impl Connection {
                     }
                 }
                 Message::ErrorResponse(body) => {
-                    let refusal = Refusal::read(body.fields()).in_session();
+                    let refusal = ServerError::read(body.fields()).in_session();
                     if refusal.is_fatal() {
                         return Err(Failure::Refused(refusal));
                     }
@@ -321,7 +321,7 @@ impl Connection {
                 match message {
                     Message::NotificationResponse(body) => self.keep(&body),
                     Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
-                    Message::ErrorResponse(body) => return Err(Failure::Refused(Refusal::read(body.fields()))),
+                    Message::ErrorResponse(body) => return Err(Failure::Refused(ServerError::read(body.fields()))),
                     _ => return Err(Failure::UnexpectedReply("an answer to nothing")),
                 }
             }

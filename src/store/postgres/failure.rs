@@ -5,18 +5,18 @@ use std::io;
 use anyhow::anyhow;
 use nix::errno::Errno;
 
-use super::refusal::Refusal;
+use super::server_error::ServerError;
 use super::url::Server;
 use crate::net::tls_error::certificate_alert;
 use crate::store::record_limit::RecordTooLong;
-use crate::store::{StoreError, Trouble, listing_limit};
+use crate::store::{RetryClass, StoreError, listing_limit};
 use crate::text::escape::escaped;
 
 /// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// None of several hosts takes requests: why each does not, and the most promising kind of trouble among them.
-    NoHost { why: String, trouble: Trouble },
+    NoHost { why: String, trouble: RetryClass },
     /// The server reported no error, but the transaction changed nothing or was not committed.
     Unwritten,
     /// A transaction was committed, but the server warned that no standby has confirmed it.
@@ -48,7 +48,7 @@ pub(super) enum Failure {
     /// The server rejects our login, or we do not trust it.
     NotAdmitted(String),
     /// The server has rejected a statement.
-    Refused(Refusal),
+    Refused(ServerError),
     /// The session has a statement no more that it has prepared, and carried out nothing after it: from now on each is sent as a whole.
     StatementLost,
     /// What is stored for this lock cannot be read.
@@ -60,7 +60,7 @@ pub(super) enum Failure {
     /// A listing is longer than [`listing_limit::BYTES`].
     ListingTooLong,
     /// Another transaction keeps us from creating the tables.
-    CreationBlocked(Refusal),
+    CreationBlocked(ServerError),
     /// There are no tables, and we may not create them.
     NoTables,
     /// The lock was revoked before we knew that it was ours.
@@ -102,7 +102,7 @@ impl Failure {
 
     /// Returns the failure of a connection on which a `refusal` came before: if the connection was then closed, the refusal says why. A
     /// server marks such a refusal as fatal, a pooler does not always.
-    pub(super) fn after(self, refusal: Option<&Refusal>) -> Self {
+    pub(super) fn after(self, refusal: Option<&ServerError>) -> Self {
         match (self, refusal) {
             (Failure::Closed, Some(refusal)) => Failure::Refused(refusal.clone().with_the_connection()),
             (failure, _) => failure,
@@ -119,7 +119,7 @@ impl Failure {
         match self {
             Failure::Refused(refusal) => refusal.is_of_used_up_connections(),
             // Some hosts have none left, and the others are no better.
-            Failure::NoHost { trouble, .. } => *trouble == Trouble::Busy,
+            Failure::NoHost { trouble, .. } => *trouble == RetryClass::Busy,
             _ => false,
         }
     }
@@ -155,22 +155,22 @@ impl Failure {
 
     /// Returns whether the same request may be answered a little later.
     pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != Trouble::Permanent
+        self.trouble() != RetryClass::Permanent
     }
 
     /// Returns what kind of trouble it is.
-    pub(super) fn trouble(&self) -> Trouble {
+    pub(super) fn trouble(&self) -> RetryClass {
         match self {
             Failure::Unreachable(_)
             | Failure::Standby
             | Failure::Closed
             | Failure::Silent
             | Failure::RowDeleted
-            | Failure::StatementLost => Trouble::Unavailable,
-            Failure::Slow | Failure::Unconfirmed | Failure::TooLate => Trouble::Slow,
-            Failure::PlaceProlonged | Failure::CreationBlocked(_) => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_busy() || refusal.is_of_used_up_connections() => Trouble::Busy,
-            Failure::Refused(refusal) if refusal.is_transient() => Trouble::Unavailable,
+            | Failure::StatementLost => RetryClass::Unavailable,
+            Failure::Slow | Failure::Unconfirmed | Failure::TooLate => RetryClass::Slow,
+            Failure::PlaceProlonged | Failure::CreationBlocked(_) => RetryClass::Busy,
+            Failure::Refused(refusal) if refusal.is_busy() || refusal.is_of_used_up_connections() => RetryClass::Busy,
+            Failure::Refused(refusal) if refusal.is_transient() => RetryClass::Unavailable,
             Failure::NoHost { trouble, .. } => *trouble,
             Failure::Refused(_)
             | Failure::Unwritten
@@ -189,7 +189,7 @@ impl Failure {
             | Failure::FenceEnds(_)
             | Failure::RecordTooLong(_)
             | Failure::NewerTables(_)
-            | Failure::ForeignTable(_) => Trouble::Permanent,
+            | Failure::ForeignTable(_) => RetryClass::Permanent,
         }
     }
 

@@ -13,7 +13,7 @@ use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, StoreError, Trouble, from_state, listing_limit};
+use crate::store::{KeyStatus, Listing, Prune, RetryClass, StoreError, from_state, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
@@ -253,7 +253,7 @@ impl PostgresStore {
                     Err(failure @ Failure::Broken(_)) => {
                         listing.unreadable.push(self.explain_of("read", &key, &failure));
                     }
-                    Err(failure) if failure.trouble() == Trouble::Busy => {
+                    Err(failure) if failure.trouble() == RetryClass::Busy => {
                         listing.unreadable.push(self.explain_of("prune", &key, &failure));
                     }
                     Err(failure) => return Err(failure),

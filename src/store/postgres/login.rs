@@ -15,14 +15,14 @@ use postgres_protocol::message::frontend;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::password;
-use super::refusal::Refusal;
+use super::server_error::ServerError;
 use super::url::{Binding, Encryption, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
 use crate::net::tls::{Tls, Verification};
 use crate::net::tls_error::{HandshakeFailure, certificate_alert};
-use crate::store::Trouble;
+use crate::store::RetryClass;
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
@@ -66,7 +66,7 @@ pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Resu
     };
     let why: Vec<String> = failures.iter().map(explain).collect();
     let troubles = failures.iter().map(|(_, failure)| failure.trouble());
-    let trouble = troubles.max().unwrap_or(Trouble::Unavailable);
+    let trouble = troubles.max().unwrap_or(RetryClass::Unavailable);
     Err(Failure::NoHost { why: why.join("; "), trouble })
 }
 
@@ -100,7 +100,7 @@ impl Login<'_> {
                 }
                 Message::BackendKeyData(body) => connection.process = body.process_id(),
                 Message::ReadyForQuery(_) => break,
-                Message::ErrorResponse(body) => return Err(self.excluded(Refusal::read(body.fields()))),
+                Message::ErrorResponse(body) => return Err(self.excluded(ServerError::read(body.fields()))),
                 Message::NoticeResponse(_) => {}
                 _ => return Err(Failure::UnexpectedReply("what follows its welcome is not in its protocol")),
             }
@@ -174,7 +174,7 @@ impl Login<'_> {
                 }
                 self.scram(connection, &offered)
             }
-            Message::ErrorResponse(body) => Err(self.rejected(connection, Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => Err(self.rejected(connection, ServerError::read(body.fields()))),
             Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
                 Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
             }
@@ -223,7 +223,7 @@ impl Login<'_> {
                     rounds(body.data())
                 )));
             }
-            Message::ErrorResponse(body) => return Err(self.rejected(connection, Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => return Err(self.rejected(connection, ServerError::read(body.fields()))),
             _ => return Err(strange()),
         }
         let mut buffer = BytesMut::new();
@@ -234,7 +234,7 @@ impl Login<'_> {
                 let why = "does not know the password itself: it is not the server that it claims to be";
                 Failure::NotAdmitted(why.to_owned())
             })?,
-            Message::ErrorResponse(body) => return Err(self.rejected(connection, Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => return Err(self.rejected(connection, ServerError::read(body.fields()))),
             _ => return Err(strange()),
         }
         self.expect_welcome(connection)
@@ -267,7 +267,7 @@ impl Login<'_> {
     fn expect_welcome(&self, connection: &mut Connection) -> Result<(), Failure> {
         match connection.next()? {
             Message::AuthenticationOk => Ok(()),
-            Message::ErrorResponse(body) => Err(self.rejected(connection, Refusal::read(body.fields()))),
+            Message::ErrorResponse(body) => Err(self.rejected(connection, ServerError::read(body.fields()))),
             _ => Err(Failure::UnexpectedReply("its authentication does not end")),
         }
     }
@@ -282,7 +282,7 @@ impl Login<'_> {
     }
 
     /// Returns the failure for an error message that the server sent instead of a welcome.
-    fn rejected(&self, connection: &Connection, refusal: Refusal) -> Failure {
+    fn rejected(&self, connection: &Connection, refusal: ServerError) -> Failure {
         let Server { encryption, tls, .. } = self.server;
         let check = "; check the user and the password, and the server's pg_hba.conf";
         let advice = match refusal.code.as_str() {
@@ -305,7 +305,7 @@ impl Login<'_> {
     }
 
     /// Returns the failure for an error message that the server sent after its welcome: pg_hba.conf has admitted us.
-    fn excluded(&self, refusal: Refusal) -> Failure {
+    fn excluded(&self, refusal: ServerError) -> Failure {
         let Server { user, database, .. } = self.server;
         let advice = match refusal.code.as_str() {
             // invalid_authorization_specification: there is no such role, or it may not log in.

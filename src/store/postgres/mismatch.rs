@@ -7,8 +7,8 @@ use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
 use super::failure::Failure;
-use super::refusal::Refusal;
 use super::schema::VERSION;
+use super::server_error::ServerError;
 use crate::sys::clock::Moment;
 
 /// The columns that the statements name, and the kind of their types: `pg_type.typcategory`.
@@ -27,7 +27,7 @@ pub(super) fn check_version(version: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-impl Refusal {
+impl ServerError {
     /// Returns whether the statement may not fit the table: the table or a column is missing or of another type.
     fn may_be_mismatch(&self) -> bool {
         // Class 42 (syntax errors and missing objects) without insufficient_privilege; invalid_text_representation, not_null_violation.

@@ -20,8 +20,8 @@ mod mismatch;
 mod operation;
 mod password;
 mod reading;
-mod refusal;
 mod schema;
+mod server_error;
 mod url;
 mod waiting;
 mod writing;
@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use super::{
     Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
-    Revoked, Sequences, Store, StoreError, Tried, Trouble, Wakeup, Wanted, from_state,
+    RetryClass, Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -145,7 +145,7 @@ impl PostgresStore {
                 self.may_be_done = true;
                 let failed = self.failed(&failure);
                 // The store has answered once, so a waiter tries again.
-                let trouble = if failed.trouble == Trouble::Unavailable { Trouble::Slow } else { failed.trouble };
+                let trouble = if failed.trouble == RetryClass::Unavailable { RetryClass::Slow } else { failed.trouble };
                 Err(RequestError { trouble, ..failed })
             }
         }
@@ -171,7 +171,7 @@ impl PostgresStore {
         RequestError {
             error: self.explain(failure),
             trouble: failure.trouble(),
-            nothing_to_cancel: !self.may_be_done && self.wait.is_none(),
+            never_sent: !self.may_be_done && self.wait.is_none(),
         }
     }
 }
@@ -278,7 +278,7 @@ impl Store for PostgresStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // This request does not ask for the lock.
-        let failed = |store: &Self, failure| RequestError { nothing_to_cancel: true, ..store.failed(&failure) };
+        let failed = |store: &Self, failure| RequestError { never_sent: true, ..store.failed(&failure) };
         self.sleep_in_queue(claim, until, waiter, observer).map_err(|failure| failed(self, failure))
     }
 

@@ -88,7 +88,7 @@ impl Found {
     ) -> Result<Self, Failure> {
         let locks = &tables.locks;
         let key = Some(subject.key.as_str());
-        let mut batch = Batch::impatient_transaction(READ_WRITE, carry_out_by, subject.row_wait);
+        let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, subject.row_wait);
         // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked: it may take a while.
         let asks_if_crowded = subject.is_new_waiter() && subject.may_count_connections;
         if asks_if_crowded {
@@ -288,7 +288,7 @@ mod tests {
     use crate::lock::ending::Ending;
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
-    use crate::lock::state::{Acquired, Ask, HolderState, Lease, OnHeld, Release, WaiterState};
+    use crate::lock::state::{Acquired, Ask, HolderState, LeaseRecord, OnHeld, Release, WaiterState};
     use crate::store::postgres::facts::HAND_OFFS_MAX;
 
     const NOW_MS: u64 = 1_800_000_000_000;
@@ -389,7 +389,7 @@ mod tests {
                     slot: u32::try_from(number).expect("is small"),
                     since_ms: NOW_MS - 1000,
                     mode: if shares { Mode::Shared } else { Mode::EXCLUSIVE },
-                    lease: Some(Lease { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
+                    lease: Some(LeaseRecord { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
                     ..HolderState::default()
                 });
             }

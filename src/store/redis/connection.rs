@@ -165,7 +165,7 @@ mod tests {
     fn a_rejection_says_whether_the_request_may_have_run() {
         const MINE: &str = "*5\r\n:1\r\n$1\r\n7\r\n:0\r\n$0\r\n\r\n$0\r\n";
         // The answers to AUTH, SELECT and the script.
-        for (answers, why, nothing_to_cancel) in [
+        for (answers, why, never_sent) in [
             (&["-WRONGPASS no", "-NOAUTH no", "-NOAUTH no"][..], "rejects AUTH: WRONGPASS", true),
             (&["-WRONGPASS no", "-NOAUTH no", "-ERR Protocol error: unauthenticated bulk length"], "AUTH", true),
             // A password that the server does not want.
@@ -196,7 +196,7 @@ mod tests {
                 store.try_acquire(&Claim::example(), IfHeld::Leave).expect_err("it is rejected")
             });
             assert!(failed.error.to_string().contains(why), "{lines:?}: {:#}", failed.error);
-            assert_eq!(failed.nothing_to_cancel, nothing_to_cancel, "{lines:?}: {:#}", failed.error);
+            assert_eq!(failed.never_sent, never_sent, "{lines:?}: {:#}", failed.error);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::url::{Role, Server};
 use super::{resp, script};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls_error::{HandshakeFailure, certificate_alert};
-use crate::store::{StoreError, Trouble, listing_limit};
+use crate::store::{RetryClass, StoreError, listing_limit};
 use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
@@ -166,11 +166,11 @@ impl Failure {
     }
 
     /// Returns the kind of trouble, which decides whether a waiter tries again.
-    pub(super) fn trouble(&self) -> Trouble {
+    pub(super) fn trouble(&self) -> RetryClass {
         match self {
-            _ if self.is_of_full_server() => Trouble::Busy,
-            _ if self.is_transient() => Trouble::Unavailable,
-            _ => Trouble::Permanent,
+            _ if self.is_of_full_server() => RetryClass::Busy,
+            _ if self.is_transient() => RetryClass::Unavailable,
+            _ => RetryClass::Permanent,
         }
     }
 

@@ -12,11 +12,11 @@ mod failover;
 mod failure;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
+mod holder_json;
 mod keys;
 #[cfg(test)]
 mod late;
 mod listing;
-mod particulars;
 mod reply;
 mod request;
 mod resp;
@@ -47,7 +47,7 @@ use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
-use failover::{Primary, Witnesses};
+use failover::{Primary, PrimaryLocator};
 use failure::Failure;
 use reply::UnexpectedReply;
 use script::{ACQUIRE, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
@@ -81,10 +81,10 @@ pub struct RedisStore {
     /// What one failover key covers, where failovers can happen.
     failover_scope: Option<FailoverScope>,
     /// The servers that know the primary, where another server can become it.
-    witnesses: Option<Witnesses>,
+    witnesses: Option<PrimaryLocator>,
     /// The primary that they named last, and for which hash slot.
     primary: Option<(u16, Primary)>,
-    contact: Contact,
+    contact: ScriptCache,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
     /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
@@ -108,7 +108,7 @@ enum WhenFull {
 
 /// What is known of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Contact {
+enum ScriptCache {
     /// It has not answered yet.
     NotYet,
     /// It has answered a request.
@@ -130,7 +130,7 @@ impl RedisStore {
         let named = named.iter().map(|server| &server.endpoint);
         let files = server.endpoint.tls_files();
         let tls = files.map(|files| Tls::for_servers(named, files, Verification::Full)).transpose()?;
-        let witnesses = failover.map(|failover| Witnesses::new(failover, &server, tls.clone()));
+        let witnesses = failover.map(|failover| PrimaryLocator::new(failover, &server, tls.clone()));
         Ok(RedisStore { failover_scope, witnesses, ..RedisStore::at(server, tls, timeout) })
     }
 
@@ -144,7 +144,7 @@ impl RedisStore {
             failover_scope: None,
             witnesses: None,
             primary: None,
-            contact: Contact::NotYet,
+            contact: ScriptCache::NotYet,
             in_flight: false,
             has_resent: false,
             when_full: WhenFull::AskAgain,
@@ -169,7 +169,7 @@ impl RedisStore {
         RequestError {
             error: failure.explain(&self.server),
             trouble: failure.trouble(),
-            nothing_to_cancel: failure.cannot_have_run() && !self.in_flight,
+            never_sent: failure.cannot_have_run() && !self.in_flight,
         }
     }
 
@@ -194,7 +194,7 @@ impl RedisStore {
 
     /// Returns the command that runs `script` on the keys of the lock.
     fn bare_script(&self, script: &Script, key: &Key) -> Cmd {
-        let mut command = script.command(self.contact == Contact::KnowsScripts, self.failover_scope.is_some());
+        let mut command = script.command(self.contact == ScriptCache::KnowsScripts, self.failover_scope.is_some());
         let base = keys::base(&self.server.prefix, key);
         let failover = self.failover_scope.map(|scope| match scope {
             FailoverScope::Store => format!("{}:{FAILOVER_KEY}", self.server.prefix),
@@ -238,11 +238,11 @@ impl Store for RedisStore {
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, RequestError> {
         // The server has the scripts from us. Do what takes time before our turn comes.
-        self.contact = Contact::KnowsScripts;
+        self.contact = ScriptCache::KnowsScripts;
         script::compute_hashes(self.failover_scope.is_some());
         self.sleep_at_mailbox(claim, until, waiter, observer).map_err(|failure| {
             // No request for the lock was sent.
-            RequestError { nothing_to_cancel: true, ..self.failed(&failure) }
+            RequestError { never_sent: true, ..self.failed(&failure) }
         })
     }
 
@@ -278,7 +278,7 @@ impl Store for RedisStore {
         let voids_late_requests = in_flight && claim.request.is_none();
         // Send the text: the request may be on its way for long, and nobody would be there to send the text if the server did
         // not know the hash.
-        self.contact = self.contact.min(Contact::Answered);
+        self.contact = self.contact.min(ScriptCache::Answered);
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
         let script = script.arg(request(claim)).take();

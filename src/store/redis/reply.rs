@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::particulars::{Info, past, success};
+use super::holder_json::{Info, past, success};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
 use crate::store::{

@@ -9,7 +9,7 @@ use super::connection::Connection;
 use super::failover::{Primary, slot_of};
 use super::failure::Failure;
 use super::url::Server;
-use super::{Contact, RedisStore, script};
+use super::{RedisStore, ScriptCache, script};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
@@ -99,7 +99,7 @@ impl RedisStore {
         match self.send(script, deadline) {
             Err(Failure::Refused { command, error, may_have_run }) => match script::in_full(script, &error) {
                 Some(full) => {
-                    self.contact = Contact::Answered;
+                    self.contact = ScriptCache::Answered;
                     self.send(&full, deadline)
                 }
                 None => Err(Failure::Refused { command, error, may_have_run }),
@@ -127,11 +127,11 @@ impl RedisStore {
         let reply = request(&mut connection, &mut self.listing_left, script, deadline);
         match reply {
             Ok(_) => self.connection = Some(connection),
-            Err(Failure::Closed) if self.contact == Contact::NotYet => return Err(Failure::HungUp),
+            Err(Failure::Closed) if self.contact == ScriptCache::NotYet => return Err(Failure::HungUp),
             Err(_) => {}
         }
         if !reply.as_ref().is_err_and(Failure::is_unanswered) {
-            self.contact = self.contact.max(Contact::Answered);
+            self.contact = self.contact.max(ScriptCache::Answered);
         }
         reply
     }

@@ -1,12 +1,12 @@
-//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`watched_by_lockrun`].
+//! The guardian: the process between lockrun and COMMAND, for locks that are leases. See [`parent`].
 
 #![allow(unsafe_code)]
 
-pub mod watched_by_lockrun;
+pub mod parent;
 
 mod backchannel;
 mod control;
-mod oversight;
+mod state;
 mod watchdog;
 
 use std::fs::File;
@@ -19,7 +19,7 @@ use nix::poll::{PollTimeout, poll};
 use nix::sys::prctl;
 
 #[cfg(test)]
-pub use oversight::{Oversight, Stage};
+pub use state::{GuardianState, Stage};
 #[cfg(test)]
 pub use watchdog::fires_at;
 

@@ -16,14 +16,14 @@ use super::access::Access;
 use super::directory::{Directory, cannot_create, path_of};
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
-use crate::sys::deferred::deferred;
+use crate::sys::blocked_signals::with_signals_blocked;
 
 /// Checks the `named` lock directory, or the default one, tries locks in it, and reads the existing records. If the directory does not
 /// exist, checks an empty one created beside it.
 pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic> {
     match Directory::open(named, access) {
         Ok(Some(directory)) => look_at(&directory, users(&directory)),
-        Ok(None) => deferred(|| missing(named, access)).unwrap_or_else(|error| vec![unusable(&error)]),
+        Ok(None) => with_signals_blocked(|| missing(named, access)).unwrap_or_else(|error| vec![unusable(&error)]),
         Err(error) => vec![unusable(&error)],
     }
 }
@@ -69,7 +69,7 @@ fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
     diagnostics.extend(private(directory));
     diagnostics.extend(ancestors::diagnose(directory.path()));
     diagnostics.extend(filesystem::diagnose(directory.as_fd(), directory.path()));
-    diagnostics.extend(deferred(|| trial::diagnose(directory.as_fd(), directory.path())));
+    diagnostics.extend(with_signals_blocked(|| trial::diagnose(directory.as_fd(), directory.path())));
     diagnostics.extend(records::diagnose(directory));
     diagnostics
 }

@@ -23,8 +23,8 @@ use super::failure::Failure;
 use super::schema::Tables;
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
+use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
-use crate::sys::deferred::deferred;
 use rights::{Readiness, Rights};
 use server::Introduction;
 use settings::Settings;
@@ -56,7 +56,7 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     if is_safe {
         let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
         // What it creates must be removed.
-        diagnostics.extend(deferred(|| try_a_lock(store, readiness))?);
+        diagnostics.extend(with_signals_blocked(|| try_a_lock(store, readiness))?);
     }
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 

@@ -21,8 +21,8 @@ use super::{FAILOVER_KEY, FailoverScope, KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::redis::url::Server;
+use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
-use crate::sys::deferred::deferred;
 use report::Report;
 use server::Hello;
 
@@ -129,10 +129,11 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     diagnostics.extend(encryption::diagnose(&server, store.timeout));
 
     let base = keys::base(&server.prefix, key);
-    let missing = deferred(|| Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop)))?;
+    let missing =
+        with_signals_blocked(|| Missing::find(&format!("{base}scratch"), |command| session.ask(command).map(drop)))?;
     diagnostics.extend(missing.diagnostics(&server));
     if !missing.prevents_locks() {
-        diagnostics.push(deferred(|| {
+        diagnostics.push(with_signals_blocked(|| {
             let tried = trial::diagnose(store, key);
             clean_up(&mut session, &base).map(|()| tried)
         })?);

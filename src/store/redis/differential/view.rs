@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::lock::holder::Holder;
 use crate::lock::state::{Facts, HolderState, LockState, Purpose, Success, WaiterState};
-use crate::store::redis::particulars::purpose;
+use crate::store::redis::holder_json::purpose;
 use crate::store::redis::slots;
 
 /// All that is kept of a lock and is in force.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{Cmd, Value};
 
-use super::panel::{Panel, half_left};
+use super::quorum::{Quorum, half_left};
 use super::{Address, ListedPrimary, Primary, majority};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::Tls;
@@ -55,7 +55,7 @@ pub(in crate::store::redis) struct Cluster {
     /// The nodes that the URL names.
     named: Vec<Server>,
     /// The primaries, or the nodes that the URL names until the primaries are known.
-    pub(super) panel: Panel,
+    pub(super) panel: Quorum,
     question: [Cmd; 1],
 }
 
@@ -112,7 +112,7 @@ enum Unclear<'a> {
 
 impl Cluster {
     pub(super) fn new(named: &[Server], tls: Option<Tls>) -> Self {
-        let panel = Panel::new(named, tls);
+        let panel = Quorum::new(named, tls);
         // Each once.
         let named = panel.servers().cloned().collect();
         Cluster { panel, named, question: [redis::cmd("CLUSTER").arg("NODES").take()] }

@@ -5,9 +5,9 @@
 //! and its command is dead after the longest lease. `failover.lua` keeps the new primary from granting anything until then.
 
 mod cluster;
-mod member;
-mod panel;
+mod quorum;
 mod sentinel;
+mod voter;
 
 pub(super) use cluster::{ClusterReport, slot_of};
 pub(super) use sentinel::SentinelReport;
@@ -56,19 +56,19 @@ pub(super) enum WitnessReport {
 }
 
 /// The servers that know the primary.
-pub(super) enum Witnesses {
+pub(super) enum PrimaryLocator {
     Sentinels(Sentinels),
     Cluster(Cluster),
 }
 
-impl Witnesses {
+impl PrimaryLocator {
     /// Takes the servers of `failover`, which are reached with `tls` if it is used. Primaries are reached like `server`.
     pub(super) fn new(failover: url::Failover, server: &Server, tls: Option<Tls>) -> Self {
         match failover {
             url::Failover::Sentinel { service, sentinels } => {
-                Witnesses::Sentinels(Sentinels::new(service, &sentinels, server.clone(), tls))
+                PrimaryLocator::Sentinels(Sentinels::new(service, &sentinels, server.clone(), tls))
             }
-            url::Failover::Cluster(nodes) => Witnesses::Cluster(Cluster::new(&nodes, tls)),
+            url::Failover::Cluster(nodes) => PrimaryLocator::Cluster(Cluster::new(&nodes, tls)),
         }
     }
 
@@ -79,12 +79,12 @@ impl Witnesses {
         with_cluster: impl FnOnce(&mut Cluster) -> T,
     ) -> T {
         match self {
-            Witnesses::Sentinels(sentinels) => {
+            PrimaryLocator::Sentinels(sentinels) => {
                 let done = with_sentinels(sentinels);
                 sentinels.panel.end_look_ups();
                 done
             }
-            Witnesses::Cluster(cluster) => {
+            PrimaryLocator::Cluster(cluster) => {
                 let done = with_cluster(cluster);
                 cluster.panel.end_look_ups();
                 done
@@ -100,8 +100,8 @@ impl Witnesses {
     /// Asks whether the primary is still the primary, without waiting for the answers.
     pub(super) fn ask(&mut self, deadline: Moment) {
         match self {
-            Witnesses::Sentinels(sentinels) => sentinels.ask(deadline),
-            Witnesses::Cluster(cluster) => cluster.ask(deadline),
+            PrimaryLocator::Sentinels(sentinels) => sentinels.ask(deadline),
+            PrimaryLocator::Cluster(cluster) => cluster.ask(deadline),
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::net::scripted;
-    use crate::store::{Address, Claim, IfHeld, RequestError, Trouble};
+    use crate::store::{Address, Claim, IfHeld, RequestError, RetryClass};
 
     const LOCKED_OUT: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
@@ -164,13 +164,13 @@ mod tests {
         const HOSTS: &str = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
         for url in [format!("redis+sentinel://{HOSTS}/service"), format!("redis+cluster://{HOSTS}")] {
             let failed = failed_at(&url, [b"", b""]);
-            assert_eq!(failed.trouble, Trouble::Unavailable, "{url}: {:#}", failed.error);
+            assert_eq!(failed.trouble, RetryClass::Unavailable, "{url}: {:#}", failed.error);
             for words in ["closed the connection", "requires a password"] {
                 assert!(failed.error.to_string().contains(words), "{url}: {:#}", failed.error);
             }
             // One of three is not enough.
             for answers in [[LOCKED_OUT, LOCKED_OUT], [b"", LOCKED_OUT], [LOCKED_OUT, b""]] {
-                assert_eq!(failed_at(&url, answers).trouble, Trouble::Permanent, "{url}");
+                assert_eq!(failed_at(&url, answers).trouble, RetryClass::Permanent, "{url}");
             }
         }
     }

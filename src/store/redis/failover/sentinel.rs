@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::panel::{Panel, half_left};
+use super::quorum::{Quorum, half_left};
 use super::{Address, Primary, majority};
 use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
@@ -33,7 +33,7 @@ pub(in crate::store::redis) struct Sentinels {
     /// What a primary is like, except for its address.
     server: Server,
     /// The Sentinels that the URL names.
-    pub(super) panel: Panel,
+    pub(super) panel: Quorum,
     questions: Vec<Cmd>,
 }
 
@@ -83,7 +83,7 @@ impl Sentinels {
             sentinel(&["GET-MASTER-ADDR-BY-NAME", &service]),
             sentinel(&["MASTER", &service]),
         ];
-        Sentinels { server, panel: Panel::new(named, tls), questions, service }
+        Sentinels { server, panel: Quorum::new(named, tls), questions, service }
     }
 
     /// Asks which server is the primary.

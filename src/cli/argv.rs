@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::{Arg, Command};
 
 use super::name;
-use super::slips::check_dashes;
+use super::typos::check_dashes;
 use crate::text::duration;
 use crate::text::escape::{escaped, is_plain_word, without_value};
 

@@ -39,12 +39,12 @@ impl Stage {
 
 /// The guardian's progress.
 #[derive(Debug, Default)]
-pub struct Oversight {
+pub struct GuardianState {
     stage: Stage,
     milestones: Milestones,
 }
 
-impl Oversight {
+impl GuardianState {
     /// Returns the state for a guardian that has just been forked.
     pub fn new() -> Self {
         Self::default()
@@ -101,22 +101,22 @@ mod tests {
             (GuardianMessage::NotStarted, Stage::Waiting),
             (GuardianMessage::Finished(finished), Stage::Finished(finished)),
         ] {
-            let mut oversight = Oversight::new();
-            assert!(!oversight.stage().command_may_live());
+            let mut state = GuardianState::new();
+            assert!(!state.stage().command_may_live());
             for (before, stage) in [
                 (GuardianMessage::Acquired(ACQUISITION), Stage::Waiting),
                 (GuardianMessage::Granted, Stage::Granted),
                 (GuardianMessage::Started { command: 7, at: BOOT }, Stage::Running(7)),
                 (left, Stage::AwaitingDescendants { command: 7, ended: Ending::Exited(3) }),
             ] {
-                oversight.note(before);
-                assert_eq!(oversight.stage(), stage);
-                assert_eq!(oversight.stage().command_may_live(), stage != Stage::Waiting);
+                state.note(before);
+                assert_eq!(state.stage(), stage);
+                assert_eq!(state.stage().command_may_live(), stage != Stage::Waiting);
             }
-            oversight.note(message);
-            assert_eq!((oversight.stage(), oversight.stage().command_may_live()), (stage, false));
+            state.note(message);
+            assert_eq!((state.stage(), state.stage().command_may_live()), (stage, false));
             let milestones = Milestones { acquisition: Some(ACQUISITION), started_at: Some(BOOT) };
-            assert_eq!(oversight.milestones(), milestones, "what is still reported has its fence and its times");
+            assert_eq!(state.milestones(), milestones, "what is still reported has its fence and its times");
         }
     }
 }

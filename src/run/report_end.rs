@@ -7,7 +7,7 @@ use libc::pid_t;
 use nix::errno::Errno;
 
 use super::Run;
-use super::missing;
+use super::command_not_found;
 use super::outcome::Outcome;
 use super::start::NotStarted;
 use crate::cli::Subcommand;
@@ -57,7 +57,7 @@ impl Run<'_> {
                 None => format!("cannot run {program}: there is no such program{}", self.meant()),
             },
             StartFailure::CannotExecute(errno) => {
-                let why = missing::why_forbidden(&self.plan.argv[0], errno);
+                let why = command_not_found::why_forbidden(&self.plan.argv[0], errno);
                 format!("cannot run {program}: {}", why.unwrap_or(errno.desc()))
             }
             StartFailure::TooLate => format!(
@@ -113,8 +113,8 @@ impl Run<'_> {
         let alone = self.plan.argv.len() == 1;
         let own = Subcommand::named(program).filter(|_| alone).map(Subcommand::name);
         own.map(|name| format!("; lockrun's own {name} is written first: lockrun {name} --key {}", self.key()))
-            .or_else(|| Some(format!("; {}", missing::meant_by(&program.to_string_lossy(), alone)?)))
-            .or_else(|| Some(format!("; {}", missing::path(program)?)))
+            .or_else(|| Some(format!("; {}", command_not_found::meant_by(&program.to_string_lossy(), alone)?)))
+            .or_else(|| Some(format!("; {}", command_not_found::path(program)?)))
             .unwrap_or_default()
     }
 

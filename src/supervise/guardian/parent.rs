@@ -24,13 +24,13 @@ use nix::sys::prctl;
 
 use super::Guardian;
 use super::backchannel::{self, GuardianMessage, Receiver};
-use super::oversight::{Oversight, Stage};
+use super::state::{GuardianState, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
 use crate::lock::milestones::Milestones;
 use crate::supervise::direct::watch;
+use crate::supervise::inherited_children::InheritedChildren;
 use crate::supervise::job::JobControl;
-use crate::supervise::preexisting::Preexisting;
 use crate::supervise::proc_access::ProcAccess;
 use crate::supervise::process::{self, Process};
 use crate::supervise::rehearsal;
@@ -68,9 +68,9 @@ pub struct Parent {
     has_terminal: bool,
     /// The signals that arrived before the guardian was forked.
     missed: Missed,
-    preexisting: Preexisting,
+    inherited: InheritedChildren,
     access: ProcAccess,
-    oversight: Oversight,
+    state: GuardianState,
 }
 
 /// How the guardian ended.
@@ -102,7 +102,7 @@ pub fn fork() -> nix::Result<ForkSide> {
     }
     // Before the lock is requested: when lockrun has to take over, no descriptor may be left.
     let access = ProcAccess::open(true)?;
-    let preexisting = Preexisting::note(!has_terminal, &access);
+    let inherited = InheritedChildren::note(!has_terminal, &access);
     prctl::set_child_subreaper(true)?;
     // SAFETY: cannot fail.
     let lockrun = unsafe { libc::getpid() };
@@ -121,9 +121,9 @@ pub fn fork() -> nix::Result<ForkSide> {
         guardian: Child(forked),
         has_terminal,
         missed,
-        preexisting,
+        inherited,
         access,
-        oversight: Oversight::new(),
+        state: GuardianState::new(),
     }))
 }
 
@@ -151,7 +151,7 @@ impl Parent {
                 job.state_changed(job_state);
             }
             for message in self.receiver.messages() {
-                self.oversight.note(message);
+                self.state.note(message);
                 match message {
                     GuardianMessage::Started { .. } => priority::raise(),
                     GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
@@ -161,8 +161,8 @@ impl Parent {
                 }
             }
             if ended {
-                let milestones = self.oversight.milestones();
-                return match self.oversight.stage() {
+                let milestones = self.state.milestones();
+                return match self.state.stage() {
                     Stage::Waiting => {
                         // It may only have closed the pipe, as it dies.
                         self.guardian.signal(libc::SIGKILL);
@@ -173,7 +173,7 @@ impl Parent {
                     Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => self.take_over(signals),
                 };
             }
-            let must_stop = match self.oversight.stage() {
+            let must_stop = match self.state.stage() {
                 Stage::Waiting | Stage::AwaitingDescendants { .. } => job.must_stop_without_command(Moment::now()),
                 Stage::Granted | Stage::Running(_) | Stage::Finished(_) => {
                     job.must_stop(Moment::now(), || self.command_is_stopped())
@@ -183,7 +183,7 @@ impl Parent {
                 signals::stop_self();
                 continue;
             }
-            if is_late && self.oversight.stage().command_may_live() {
+            if is_late && self.state.stage().command_may_live() {
                 return self.take_over(signals);
             }
             self.reap_others();
@@ -218,7 +218,7 @@ impl Parent {
 
     /// Returns whether COMMAND is stopped at this moment. (It may have been continued since the guardian's last report.)
     fn command_is_stopped(&self) -> bool {
-        let Stage::Running(command) = self.oversight.stage() else { return false };
+        let Stage::Running(command) = self.state.stage() else { return false };
         process::read(command).is_some_and(Process::is_stopped)
     }
 
@@ -232,16 +232,16 @@ impl Parent {
         let guardian = self.guardian.0;
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
-        let (command, ended) = match self.oversight.stage() {
+        let (command, ended) = match self.state.stage() {
             Stage::Running(command) => (command, None),
             Stage::AwaitingDescendants { command, ended } => (command, Some(ended)),
             _ => (0, None),
         };
-        let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.preexisting, self.access);
+        let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.inherited, self.access);
         let mut supervisor = Supervisor::ending(tree, now);
         // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
         let finished = watch(&mut supervisor, false, signals, &|_| (), None)?;
-        Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.oversight.milestones()))
+        Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.state.milestones()))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::sys::wait::readable;
 pub(super) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
 /// A server that is asked the same as the others of its panel.
-pub(super) struct Member {
+pub(super) struct Voter {
     pub(super) server: Server,
     /// What TLS needs, if it is used.
     tls: Option<Tls>,
@@ -59,10 +59,10 @@ enum RoundState {
     Done,
 }
 
-impl Member {
+impl Voter {
     /// Takes the server, which is reached with `tls` if it is used, without connecting.
     pub(super) fn new(server: Server, tls: Option<Tls>) -> Self {
-        Member {
+        Voter {
             server,
             tls,
             connection: ConnectionState::Closed,
@@ -149,7 +149,7 @@ impl Member {
         matches!(self.round_state, RoundState::ToAsk | RoundState::Asked)
     }
 
-    /// Returns the event to wait for before [`Member::go_on`], if it takes part in the round.
+    /// Returns the event to wait for before [`Voter::go_on`], if it takes part in the round.
     pub(super) fn awaits(&self) -> Option<PollFd<'_>> {
         match &self.connection {
             _ if !self.is_awaited() => None,

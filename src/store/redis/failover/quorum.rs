@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollTimeout, poll};
 use redis::Cmd;
 
 use super::majority;
-use super::member::{Member, SILENCE_MAX};
+use super::voter::{SILENCE_MAX, Voter};
 use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
 use crate::store::redis::failure::Failure;
@@ -19,28 +19,28 @@ use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
 /// The servers, each with its connection.
-pub(super) struct Panel {
-    members: Vec<Member>,
+pub(super) struct Quorum {
+    members: Vec<Voter>,
     /// What TLS needs to reach them, if it is used.
     tls: Option<Tls>,
     /// The latest questions.
     questions: Arc<Vec<Cmd>>,
 }
 
-impl Panel {
+impl Quorum {
     /// Takes these servers, which are reached with `tls` if it is used, without connecting.
     pub(super) fn new(servers: &[Server], tls: Option<Tls>) -> Self {
-        let mut panel = Panel { members: Vec::new(), tls, questions: Arc::default() };
+        let mut panel = Quorum { members: Vec::new(), tls, questions: Arc::default() };
         for server in servers {
             panel.add(server.clone());
         }
         panel
     }
 
-    /// Adds a server, unless it is there already. It is asked from the next round on, or by [`Panel::ask_rest`].
+    /// Adds a server, unless it is there already. It is asked from the next round on, or by [`Quorum::ask_rest`].
     pub(super) fn add(&mut self, server: Server) {
         if self.servers().all(|it| it.endpoint != server.endpoint) {
-            self.members.push(Member::new(server, self.tls.clone()));
+            self.members.push(Voter::new(server, self.tls.clone()));
         }
     }
 
@@ -116,20 +116,20 @@ impl Panel {
 
     /// Ends the child processes that look up names: they must not outlast the request.
     pub(super) fn end_look_ups(&mut self) {
-        self.members.iter_mut().for_each(Member::end_look_up);
+        self.members.iter_mut().for_each(Voter::end_look_up);
     }
 
     /// Counts the servers that have not answered as failed.
     pub(super) fn give_up(&mut self) {
-        self.members.iter_mut().for_each(Member::give_up);
+        self.members.iter_mut().for_each(Voter::give_up);
     }
 
     /// Waits until a server that takes part in the round needs attention. Returns `false` at the deadline, or if none takes
     /// part any more.
     fn await_any(&self, deadline: Moment) -> bool {
         loop {
-            let due = self.members.iter().filter_map(Member::due).min();
-            let mut fds: Vec<PollFd<'_>> = self.members.iter().filter_map(Member::awaits).collect();
+            let due = self.members.iter().filter_map(Voter::due).min();
+            let mut fds: Vec<PollFd<'_>> = self.members.iter().filter_map(Voter::awaits).collect();
             let now = Moment::now();
             if fds.is_empty() {
                 return false;
@@ -224,7 +224,7 @@ mod tests {
         let mut servers: Vec<Server> = silent.iter().map(server_of).collect();
         servers.push(server_of(&living));
         answering(living);
-        let mut panel = Panel::new(&servers, None);
+        let mut panel = Quorum::new(&servers, None);
         let question = [redis::cmd("PING")];
         let started = Moment::now();
         for enough in [usize::MAX, 1, usize::MAX, 1] {
@@ -247,7 +247,7 @@ mod tests {
         while let Ok(waiting) = TcpStream::connect_timeout(&place, Duration::from_millis(200)) {
             queue.push(waiting);
         }
-        let mut panel = Panel::new(&[server_of(&full), server_of(&living)], None);
+        let mut panel = Quorum::new(&[server_of(&full), server_of(&living)], None);
         answering(living);
         let mut ask = |time: Duration, count: usize| {
             let deadline = Moment::now() + time;
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn an_answer_that_comes_late_is_not_taken_for_another_one() {
         let (first, second) = (listener(), listener());
-        let mut panel = Panel::new(&[server_of(&first), server_of(&second)], None);
+        let mut panel = Quorum::new(&[server_of(&first), server_of(&second)], None);
         answering(second);
         let deadline = Moment::now() + Duration::from_mins(1);
         let mut ask = |questions: &[Cmd], count: usize| {

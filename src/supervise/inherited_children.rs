@@ -21,7 +21,7 @@ use crate::sys::children;
 
 /// The descendants that this process had before COMMAND started. Usually none.
 #[derive(Debug)]
-pub(super) struct Preexisting {
+pub(super) struct InheritedChildren {
     processes: Vec<Known>,
     /// A process group that is certainly not COMMAND's, if there is one: lockrun's, whose id is not reused while lockrun lives.
     group: Option<pid_t>,
@@ -34,14 +34,14 @@ struct Known {
     started: Option<u64>,
 }
 
-impl Preexisting {
+impl InheritedChildren {
     /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will lead its own group.
     pub(super) fn note(own_group: bool, access: &ProcAccess) -> Self {
         let look = || process::descendants(own_pid(), |_| false);
         let found = if children::are_there() { access.with_spare(look) } else { None };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
         let processes = found.into_iter().flatten().map(known).collect();
-        Preexisting { processes, group: own_group.then(own_group_id) }
+        InheritedChildren { processes, group: own_group.then(own_group_id) }
     }
 
     /// Returns whether there are none.

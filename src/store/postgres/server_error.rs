@@ -9,7 +9,7 @@ use crate::text::escape::escaped;
 
 /// An error message of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ServerError {
     /// The SQLSTATE, five characters.
     pub(super) code: String,
     /// The server's message.
@@ -49,10 +49,10 @@ const LASTING: [&str; 4] = [
     "42501", // insufficient_privilege
 ];
 
-impl Refusal {
+impl ServerError {
     /// Reads the fields of an error message.
     pub(super) fn read(fields: ErrorFields<'_>) -> Self {
-        let mut refusal = Refusal::default();
+        let mut refusal = ServerError::default();
         let mut fields = fields;
         // The severity, in the server's language and untranslated. Poolers leave out the latter.
         let (mut shown, mut called) = (None, None);
@@ -78,18 +78,18 @@ impl Refusal {
     pub(super) fn of_begin(self) -> Self {
         // feature_not_supported
         let is_of_standby = self.is_of_standby || self.code == "0A000";
-        Refusal { is_of_standby, ..self }
+        ServerError { is_of_standby, ..self }
     }
 
     /// Returns the refusal as one that came after login. If it ended the session, the server had reasons of its own, which need not be
     /// listed: another session may succeed.
     pub(super) fn in_session(self) -> Self {
-        Refusal { ends_session: self.is_fatal, ..self }
+        ServerError { ends_session: self.is_fatal, ..self }
     }
 
     /// Returns the refusal as one with which the server has closed the connection.
     pub(super) fn with_the_connection(self) -> Self {
-        Refusal { is_fatal: true, ..self }
+        ServerError { is_fatal: true, ..self }
     }
 
     /// Returns whether the tables or their schema are missing.
@@ -195,7 +195,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (SQLSTATE {})", escaped(&self.message), escaped(&self.code))
     }
@@ -219,8 +219,8 @@ mod tests {
     use super::*;
     use crate::store::postgres::failure::Failure;
 
-    fn refusal(code: &str, is_fatal: bool) -> Refusal {
-        Refusal { code: code.into(), is_fatal, ..Refusal::default() }
+    fn refusal(code: &str, is_fatal: bool) -> ServerError {
+        ServerError { code: code.into(), is_fatal, ..ServerError::default() }
     }
 
     #[test]
