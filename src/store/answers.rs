@@ -65,7 +65,7 @@ impl fmt::Display for Held {
             let span = duration::say(span);
             return write!(
                 f,
-                "an unknown run, or by none: its server has started, or failed over to another one, so it is not granted for another {span}"
+                "an unknown run, or by none: its server has started, or failed over, and an earlier holder may still run for {span}"
             );
         }
         let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };

@@ -235,7 +235,7 @@ impl Failure {
                 anyhow!("unexpected reply from {cluster}: {what}; is it etcd, with its JSON gateway?")
             }
             Failure::Proxy(401 | 403) => {
-                anyhow!("unexpected reply from {cluster}: a proxy in front of it does not let us in")
+                anyhow!("unexpected reply from {cluster}: a proxy in front of it refused the request")
             }
             Failure::Proxy(404) => anyhow!(
                 "unexpected reply from {cluster}: it has no JSON gateway under /v3 (HTTP status 404); lockrun needs etcd 3.4 or later, \
@@ -250,7 +250,7 @@ impl Failure {
                  in the store's URL)"
             ),
             Failure::Broken { key, why } => anyhow!(
-                "its record in {cluster} is broken, so nobody gets it: {}; when nothing runs under the lock, delete this key: \
+                "its record in {cluster} is broken, so it cannot be acquired: {}; once nothing runs under the lock, delete this key: \
                  etcdctl del {}",
                 escaped(why),
                 escaped(&shell::word(key))

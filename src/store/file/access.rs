@@ -127,7 +127,7 @@ impl Access {
         }
         if stat.st_uid != geteuid().as_raw() {
             bail!(
-                "refuses the lock directory {path}: it belongs to uid {}, who could take our locks away; \
+                "refuses the lock directory {path}: it belongs to uid {}, who could delete lock files; \
                  have it removed, or name another for all runs with --store file:/DIR",
                 stat.st_uid
             );

@@ -310,7 +310,7 @@ fn add_found<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>)
 }
 
 fn vanishes(directory: &Directory, key: &Key) -> RequestError {
-    anyhow!("the lock file {} is removed over and over; find out by what", directory.show(key)).into()
+    anyhow!("the lock file {} keeps being deleted; find what deletes it", directory.show(key)).into()
 }
 
 /// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the state.

@@ -39,12 +39,12 @@ impl Unreadable {
         let remedy = &self.remedy;
         if self.is_foreign() {
             return format!(
-                "nobody gets a lock of that name; move the file away, or, if it was a lock's, make sure that nothing works \
-                 under that lock any more, then {remedy}"
+                "no lock of that name can be acquired; move the file away, or, if it was a lock's, make sure that no command \
+                 runs under that lock, then {remedy}"
             );
         }
         format!(
-            "it cannot tell who holds the lock, so nobody gets it; make sure that nothing works under it any more, then {remedy} \
+            "the holder is unknown, so the lock cannot be acquired; make sure that no command runs under it, then {remedy} \
              (its sequence, if it has one, begins anew: go on after the last value with --from)"
         )
     }

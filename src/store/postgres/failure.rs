@@ -223,14 +223,14 @@ impl Failure {
             }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
             Failure::Unwritten => anyhow!(
-                "{server} has not stored what it was told to; see whether a rule or trigger on the tables of lockrun prevents it"
+                "{server} did not store the change; check for rules and triggers on lockrun's tables"
             ),
             Failure::Unconfirmed => anyhow!(
                 "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
             ),
             Failure::StatementLost => anyhow!("{server} has lost a prepared statement"),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
-            Failure::Broken(what) => anyhow!("its record in {server} is broken, so nobody gets it: {}", escaped(what)),
+            Failure::Broken(what) => anyhow!("its record in {server} is broken, so it cannot be acquired: {}", escaped(what)),
             Failure::CreationBlocked(refusal) => anyhow!(
                 "{server} could not create the tables for locks in the schema {:?}: {refusal}; another transaction has created something of \
                  the same name and does not end. Find it with SELECT * FROM pg_stat_activity WHERE state = 'idle in transaction', and end it",

@@ -301,7 +301,7 @@ impl Login<'_> {
             }
             _ => return self.excluded(refusal),
         };
-        Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
+        Failure::NotAdmitted(format!("refused the login: {}{advice}", refusal.message))
     }
 
     /// Returns the failure for an error message that the server sent after its welcome: pg_hba.conf has admitted us.
@@ -319,7 +319,7 @@ impl Login<'_> {
             "3D000" => "; name a database that exists in the store's URL".to_owned(),
             _ => return Failure::Refused(refusal),
         };
-        Failure::NotAdmitted(format!("does not let us in: {}{advice}", refusal.message))
+        Failure::NotAdmitted(format!("refused the login: {}{advice}", refusal.message))
     }
 
     /// Returns the failure of a TLS handshake.

@@ -121,7 +121,7 @@ impl Tables {
             format!(
                 "For the owner of the database {database}, or a superuser, to run there, for instance with psql -f."
             ),
-            "To run it again does no harm: what is there already stays as it is. For another role, run that one's."
+            "It can be run again: existing objects are kept. Generate a script for each role."
                 .to_owned(),
         ];
         let comment = comment.map(|line| format!("-- {line}\n")).concat();

@@ -274,7 +274,7 @@ fn explain_refusal(command: &str, error: &str, server: &Server) -> StoreError {
     }
     if error.contains(script::HOLDER_LOST) {
         return anyhow!(
-            "its record in {server} is broken, {}, so nobody gets it; make sure that nothing works under it any more, then free it \
+            "its record in {server} is broken, {}, so it cannot be acquired; make sure that no command runs under it, then free it \
              with lockrun break",
             script::HOLDER_LOST
         );
@@ -297,7 +297,7 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         "WRONGPASS" if role == Role::Sentinel => "; check sentinel_user and sentinel_password in the store's URL",
         "WRONGPASS" => "; check the user and the password in the store's URL",
         _ if error.contains("WRONGTYPE") => {
-            "; a key under PREFIX:{KEY}: is none of lockrun's: remove it when nothing works under the lock any more"
+            "; a key under PREFIX:{KEY}: was not created by lockrun; delete it once no run holds the lock"
         }
         _ if error.contains("can't run this command") || error.contains("NOPERM") => {
             "; this user lacks rights that a lock needs"
@@ -313,23 +313,23 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         _ if has_code(error, "READONLY") && role == Role::Alone => {
             "; this is a replica: name the primary in the store's URL"
         }
-        _ if has_code(error, "READONLY") => "; it is no primary any more: a failover is under way",
+        _ if has_code(error, "READONLY") => "; it is not the primary any more: a failover is under way",
         _ if has_code(error, "OOM") => "; it is out of memory",
         "LOADING" => "; it is still starting",
         _ if has_code(error, FULL) => {
             "; each run has a connection, waiting or not: raise maxclients, or limit the waiters with --max-waiting"
         }
         _ if error.contains("cluster support disabled") => {
-            "; it is no node of a cluster: write redis:// in the store's URL"
+            "; it is not a node of a cluster: write redis:// in the store's URL"
         }
         _ if command == "SENTINEL" && error.contains("No such master") => {
             "; it does not know the service: check the name behind the / in the store's URL, or take this Sentinel out of it"
         }
         _ if !error.contains("unknown command") => "",
         _ if command == "CLUSTER" => {
-            "; it is no node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"
+            "; it is not a node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"
         }
-        _ if command == "SENTINEL" => "; it is no Sentinel: name the port of one, or write redis:// in the store's URL",
+        _ if command == "SENTINEL" => "; it is not a Sentinel: name the port of one, or write redis:// in the store's URL",
         _ if command.starts_with("EVAL") || command == "SELECT" => {
             "; if it is a Sentinel, write redis+sentinel://HOST/SERVICE in the store's URL"
         }

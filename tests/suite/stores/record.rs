@@ -24,7 +24,7 @@ use crate::support::{Holder, Lockrun, Output, Store};
 #[track_caller]
 fn refuses(output: Output, path: &Path) {
     let path = path.display().to_string();
-    output.exited(69).printed("").said("nobody gets").said(&path).said(&format!("truncate -s 0 {path}"));
+    output.exited(69).printed("").said("be acquired").said(&path).said(&format!("truncate -s 0 {path}"));
 }
 
 /// Asserts that every command fails, so that no run acquires the lock and none reports it as free.

@@ -17,7 +17,7 @@ on_redis!(nothing_is_granted_soon_after_a_start, |store, redis| {
     let grace = uptime(redis) + 8;
     let url = format!("{}?grace={grace}s", store.url());
     let refused = Lockrun::at(&url).key("grace").command(["true"]).run().exited(75);
-    refused.said("its server has started").said("is not granted for another");
+    refused.said("its server has started").said("an earlier holder may still run");
     let acquire = Lockrun::bare().args(["acquire", "--store", &url]).key("grace");
     acquire.run().exited(75).said("its server has started");
     let reserve = Lockrun::bare().args(["reserve", "--store", &url, "--from", "1"]).key("numbers").command(["true"]);

@@ -58,7 +58,7 @@ fn a_server_of_another_kind() {
         &format!("redis://127.0.0.1:{}/3", node.server().port()),
         "it is a node of a cluster: write redis+cluster://",
     );
-    is_advised(&Service::url_naming(&[redis]), "it is no Sentinel: name the port of one, or write redis://");
-    is_advised(&format!("redis+cluster://127.0.0.1:{redis}"), "it is no node of a cluster: write redis://");
-    is_advised(&format!("redis+cluster://127.0.0.1:{sentinel}"), "it is no node of a cluster: name the port of one");
+    is_advised(&Service::url_naming(&[redis]), "it is not a Sentinel: name the port of one, or write redis://");
+    is_advised(&format!("redis+cluster://127.0.0.1:{redis}"), "it is not a node of a cluster: write redis://");
+    is_advised(&format!("redis+cluster://127.0.0.1:{sentinel}"), "it is not a node of a cluster: name the port of one");
 }

@@ -101,5 +101,5 @@ fn users(directory: &Directory) -> Diagnostic {
     }
     let mode =
         fstat(directory.as_fd()).map_or_else(|_| "unknown".into(), |stat| format!("{:03o}", stat.st_mode & 0o7777));
-    Diagnostic::ok(format!("the lock directory {path} is ours alone to write (mode {mode})"))
+    Diagnostic::ok(format!("only this user can write to the lock directory {path} (mode {mode})"))
 }

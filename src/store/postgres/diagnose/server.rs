@@ -82,7 +82,7 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
     diagnostics.push(Diagnostic::ok(if *is_pooled {
         "a connection pooler is in between: a run that waits is not woken, but looks every 0.1 to 1 s whether it is its turn"
     } else {
-        "nothing is in between: a run that waits is woken (LISTEN)"
+        "it is connected directly, without a pooler: a run that waits is woken (LISTEN)"
     }));
     if *is_pooled && *is_exposed {
         diagnostics.push(Diagnostic::warn(
