@@ -99,8 +99,8 @@ pub trait Store: Send {
     }
 
     /// Announces that COMMAND has started, so that the store can prepare the release while the run has nothing else to do. Whether that
-    /// succeeds changes nothing but how long the release takes. It must return by `until`. A store that releases in one request need not
-    /// override this.
+    /// succeeds changes nothing but how long the release takes. It must return by `until`, and soon: a release waits for it. A store that
+    /// releases in one request need not override this.
     fn prepare_release(&mut self, _key: &Key, _token: &Token, _until: Moment) {}
 
     /// Releases or retains the lock as `how` says, and records the run. If we no longer hold it, other holders stay untouched,

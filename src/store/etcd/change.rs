@@ -28,7 +28,7 @@ const LIVES_MAX: usize = 10;
 const _: () = assert!(LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
 
 /// How long a lease lasts at most that is left to expire when its holder has released the lock. To revoke it is a write to the disks of
-/// the members, just when the next holder needs them; etcd ends many that have expired at once.
+/// the members, just when the next holder needs them.
 const LEFT_MAX_MS: u64 = 60_000;
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
@@ -225,12 +225,15 @@ impl Draft<'_> {
             change.operations.push(Operation::Put { key, value, lease: row.lease });
         }
         if self.changes_holders() || self.given_up.is_some() {
-            // One that has joined meanwhile, ahead of those that still wait, could be the next, or must be woken for another reason: a lock
-            // that is retained may end sooner than it knows. The same holds for the one behind the first of them, if that one has left.
+            // One that has joined meanwhile, ahead of those that still wait, could be the next. If the first that still waits has left, the
+            // one behind it may be the next: so it must be unchanged.
             let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
             let next = self.found().rows.iter().find(still_waits);
             change.compare.extend(next.map(Row::unchanged));
             let (from, revision) = (names.queue.clone(), self.found().revision);
+            // A lock that is retained may end sooner than the first waiters know: all of them must be woken.
+            let wakes_the_first = !self.changes_holders() && self.found().rows.len() < LOOKERS;
+            let next = next.filter(|_| !wakes_the_first);
             let to = next.map_or_else(|| range_end(&from), |row| row.name.clone());
             change.compare.push(Compare::NoneSince { from, to, revision });
         }

@@ -32,8 +32,8 @@ pub(super) struct Client {
     is_idle: bool,
     /// The token of our log-in.
     token: Option<String>,
-    /// What the member's clock showed, in milliseconds of Unix time, and when.
-    clock: Option<(u64, Moment)>,
+    /// What the clock of the member that has answered last showed.
+    pub(super) clock: Option<MemberClock>,
     /// How long the last answer took.
     pub(super) round_trip: Duration,
     /// How many bytes the answers had.
@@ -41,6 +41,9 @@ pub(super) struct Client {
     /// Whether an unanswered write may have been carried out since this was last set to `false`.
     pub(super) may_be_done: bool,
 }
+
+/// What a member's clock showed, in milliseconds of Unix time, and when.
+pub(super) type MemberClock = (u64, Moment);
 
 /// Whether a flight changes anything.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -35,7 +35,7 @@ pub(super) enum OwnRow {
 }
 
 /// Which part of a lock is read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scope {
     pub(super) names: Names,
     pub(super) own_row: OwnRow,

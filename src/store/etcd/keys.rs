@@ -23,7 +23,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 const LOOK: &str = "/look";
 
 /// The names of the keys of one lock.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Names {
     /// The state.
     pub(super) state: String,

@@ -66,7 +66,7 @@ pub struct EtcdStore {
     seen_revision: i64,
     /// The watch through which we hear of our turn.
     watch: Option<Watch>,
-    /// The lock that we hold.
+    /// The lock that we hold, as it was a while ago.
     remembered: Option<Remembered>,
     /// Leases to which nothing is attached any more.
     unused_leases: Vec<i64>,
@@ -247,8 +247,8 @@ impl Store for EtcdStore {
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let subject = Subject { asking: Some(token), gives_up: !matches!(how, Release::ByHand), ..on(key) };
-        // What the last attempt found. If its outcome is unknown, and the lock was ours then and no longer is, that attempt
-        // has released it.
+        // The answer by what the last attempt went by. If its outcome is unknown, and the lock was ours by that and no longer is, that
+        // attempt has released it, unless somebody has broken the lock since it was read.
         let mut before = None;
         self.client.may_be_done = false;
         let released = self.until_answered(subject, self.timeout, |state, facts| {

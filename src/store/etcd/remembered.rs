@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use super::found::{FIRST_WAITERS, Found, OwnRow, Scope};
+use super::client::MemberClock;
+use super::found::{Found, Scope};
 use super::operation::Subject;
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
@@ -15,42 +16,47 @@ use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 
 /// For how long it counts. The longer ago it was read, the likelier a waiter has joined, and a transaction that fails costs the
-/// members a write to their disks, which a read does not. The time of the member that has answered is also not taken from an older answer.
+/// members a write to their disks, which a read does not.
 const LASTS: Duration = Duration::from_secs(10);
 
-/// A lock that is held.
+/// A lock that is held, as it was a while ago.
 pub(super) struct Remembered {
-    /// The key of its record.
-    state: String,
     /// The holder that remembers it.
     token: Token,
+    scope: Scope,
     found: Found,
+    /// The clock of the member that has answered: only this clock may judge what that member has said of times.
+    clock: Option<MemberClock>,
     at: Moment,
 }
 
 impl EtcdStore {
     /// Remembers what was just found of a lock that is held under this token.
     pub(super) fn remember(&mut self, token: &Token, scope: &Scope, found: Found) {
-        let (state, token) = (scope.names.state.clone(), token.clone());
-        self.remembered = Some(Remembered { state, token, found, at: Moment::now() });
+        let (token, scope, clock) = (token.clone(), scope.clone(), self.client.clock);
+        self.remembered = Some(Remembered { token, scope, found, clock, at: Moment::now() });
     }
 
     /// Returns what is remembered of a lock for an operation by this token, if that serves, and forgets it: unless the operation
     /// succeeds, nobody knows what is there.
     pub(super) fn recall(&mut self, asking: Option<&Token>, scope: &Scope) -> Option<Found> {
-        let Remembered { state, token, found, at } = self.remembered.take()?;
-        let is_it = state == scope.names.state && asking == Some(&token);
-        let serves = scope.own_row == OwnRow::None && scope.limit == FIRST_WAITERS && !self.client.may_be_done;
-        (is_it && serves && Moment::now() < at + LASTS).then_some(found)
+        let known = self.remembered.take()?;
+        let serves = asking == Some(&known.token) && *scope == known.scope && !self.client.may_be_done;
+        if !serves || Moment::now() >= known.at + LASTS {
+            return None;
+        }
+        self.client.clock = known.clock;
+        Some(known.found)
     }
 
-    /// Reads the lock that is held under this token, unless it is remembered, until `until` at most.
+    /// Reads the lock that is held under this token, unless it is remembered, or there is little time `until` the lease is renewed: a
+    /// renewal must find the connection idle, and remembers the lock itself.
     pub(super) fn read_ahead(&mut self, key: &Key, token: &Token, until: Moment) {
-        if self.remembered.is_some() {
+        let deadline = Moment::now() + self.timeout / 4;
+        if self.remembered.is_some() || until < deadline {
             return;
         }
         let scope = self.scope(Subject { asking: Some(token), ..on(key) });
-        let deadline = until.min(Moment::now() + self.timeout / 4);
         // If this fails, the release reads it.
         self.client.begin();
         if let Ok(found) = self.read(&scope, deadline) {

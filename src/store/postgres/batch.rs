@@ -71,8 +71,8 @@ pub(super) struct Preparable {
     pub(super) text: String,
     /// How many parameters it has.
     pub(super) parameters: usize,
-    /// Whether it is sent in a transaction of ours.
-    pub(super) in_transaction: bool,
+    /// Whether it is carried out under [`SETTINGS`].
+    pub(super) has_our_settings: bool,
 }
 
 impl Batch {
@@ -98,7 +98,8 @@ impl Batch {
         batch
     }
 
-    /// Lets the session prepare these statements when the others are done. The answer to them comes with the others', by the `deadline`.
+    /// Lets the session prepare these statements when the others are done. The answer to the others waits for this, until the `deadline` of
+    /// the whole at most: somebody may hold a lock on a table.
     pub(super) fn prepare(&mut self, statements: Vec<Preparable>, deadline: Moment) {
         self.preparation = Some(Preparation { statements, settings: settings(deadline, Duration::MAX) });
     }
@@ -152,15 +153,15 @@ impl Batch {
 
 impl Preparation {
     /// Adds the messages that prepare the statements and let the server plan them, which it does when parameters are bound. What was parsed
-    /// under another search_path is parsed again, so those outside of our transactions come before the settings. All of it is one
+    /// under another search_path is parsed again, so those that are carried out under the session's own settings come first. All of it is one
     /// transaction, which changes nothing.
     fn encode(&self, buffer: &mut BytesMut, prepared: &Prepared) -> io::Result<()> {
         let named = || self.statements.iter().enumerate().map(|(at, it)| (prepared.name(at), it));
-        for (name, it) in named().filter(|(_, it)| !it.in_transaction) {
+        for (name, it) in named().filter(|(_, it)| !it.has_our_settings) {
             frontend::parse(&name, &it.text, [], buffer)?;
         }
         run(buffer, SETTINGS, &self.settings, prepared)?;
-        for (name, it) in named().filter(|(_, it)| it.in_transaction) {
+        for (name, it) in named().filter(|(_, it)| it.has_our_settings) {
             frontend::parse(&name, &it.text, [], buffer)?;
             bind(buffer, &name, &vec![None; it.parameters])?;
         }

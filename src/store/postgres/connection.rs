@@ -162,10 +162,12 @@ impl Connection {
             }
         }
         if let Some(preparation) = &batch.preparation {
-            // Without them, each statement is sent as a whole.
-            let prepared = self.answer().map_err(|failure| failure.after(refusal.as_ref()))?;
-            if prepared.is_ok() {
-                self.prepared.note(preparation);
+            match self.answer() {
+                Ok(Ok(_)) => self.prepared.note(preparation),
+                // Each statement is sent as a whole.
+                Ok(Err(_)) => {}
+                // The statements have their answers, and a commit must not be taken for one without.
+                Err(_) => self.is_broken = true,
             }
         }
         match refusal {

@@ -49,7 +49,7 @@ pub(super) enum Failure {
     NotAdmitted(String),
     /// The server has rejected a statement.
     Refused(ServerError),
-    /// The session has a statement no more that it has prepared, and carried out nothing after it: from now on each is sent as a whole.
+    /// The session no longer has a statement that it prepared, and has carried out nothing after it. From now on each is sent as a whole.
     StatementLost,
     /// What is stored for this lock cannot be read.
     Broken(String),
@@ -222,15 +222,17 @@ impl Failure {
                 anyhow!("{server} could not carry out the request in time: others have used the lock all the time")
             }
             Failure::NoPassword(why) | Failure::NoHost { why, .. } => anyhow!("{why}"),
-            Failure::Unwritten => anyhow!(
-                "{server} did not store the change; check for rules and triggers on lockrun's tables"
-            ),
+            Failure::Unwritten => {
+                anyhow!("{server} did not store the change; check for rules and triggers on lockrun's tables")
+            }
             Failure::Unconfirmed => anyhow!(
                 "{server} has committed, but no standby has confirmed that it has received it; see why, and who has cancelled the wait for it"
             ),
             Failure::StatementLost => anyhow!("{server} has lost a prepared statement"),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
-            Failure::Broken(what) => anyhow!("its record in {server} is broken, so it cannot be acquired: {}", escaped(what)),
+            Failure::Broken(what) => {
+                anyhow!("its record in {server} is broken, so it cannot be acquired: {}", escaped(what))
+            }
             Failure::CreationBlocked(refusal) => anyhow!(
                 "{server} could not create the tables for locks in the schema {:?}: {refusal}; another transaction has created something of \
                  the same name and does not end. Find it with SELECT * FROM pg_stat_activity WHERE state = 'idle in transaction', and end it",

@@ -121,8 +121,7 @@ impl Tables {
             format!(
                 "For the owner of the database {database}, or a superuser, to run there, for instance with psql -f."
             ),
-            "It can be run again: existing objects are kept. Generate a script for each role."
-                .to_owned(),
+            "It can be run again: existing objects are kept. Generate a script for each role.".to_owned(),
         ];
         let comment = comment.map(|line| format!("-- {line}\n")).concat();
         format!("{comment}\n{};\n", statements.join(";\n"))

@@ -120,7 +120,7 @@ impl ServerError {
             || TRANSIENT.contains(&self.code.as_str())
     }
 
-    /// Returns whether the session has a prepared statement no more, or cannot use it any more because a table has changed.
+    /// Returns whether the session no longer has a statement that it prepared, or can no longer use it because a table has changed.
     pub(super) fn is_of_lost_statement(&self) -> bool {
         // invalid_sql_statement_name, feature_not_supported ("cached plan must not change result type")
         self.code == "26000" || self.code == "0A000" && !self.is_of_standby

@@ -4,7 +4,6 @@
 //! read of the record confirms it. Behind a pooler that gives each transaction another session, a waiter cannot listen: it reads the
 //! record once or twice a second. So does one that leaves its connection to others.
 
-use std::iter;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
@@ -221,16 +220,16 @@ fn record(tables: &Tables) -> String {
 /// Returns the statements with which a waiter confirms that it was woken, and hands the lock on. Its session prepares them when it begins to
 /// listen: then parsing and planning them delays no hand-off.
 pub(super) fn statements_to_prepare(tables: &Tables) -> Vec<Preparable> {
-    let outside = Preparable { text: record(tables), parameters: 1, in_transaction: false };
+    let outside = [(record(tables), 1), (SETTINGS.to_owned(), 3)];
     let within = [
-        (SETTINGS.to_owned(), 3),
         (lock_row(tables), 1),
         (first_waiters(tables, &facts(tables)), 3),
         (hand_off(tables), 4),
         (NOTIFY.to_owned(), 1),
     ];
-    let within = within.map(|(text, parameters)| Preparable { text, parameters, in_transaction: true });
-    iter::once(outside).chain(within).collect()
+    let outside = outside.map(|(text, parameters)| Preparable { text, parameters, has_our_settings: false });
+    let within = within.map(|(text, parameters)| Preparable { text, parameters, has_our_settings: true });
+    outside.into_iter().chain(within).collect()
 }
 
 /// Returns whether an operation may succeed at once after this failure of a statement that a waiter has sent: it opens a new connection, and

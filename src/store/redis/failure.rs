@@ -329,7 +329,9 @@ fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
         _ if command == "CLUSTER" => {
             "; it is not a node of a cluster: name the port of one, or write redis+sentinel:// in the store's URL if it is a Sentinel"
         }
-        _ if command == "SENTINEL" => "; it is not a Sentinel: name the port of one, or write redis:// in the store's URL",
+        _ if command == "SENTINEL" => {
+            "; it is not a Sentinel: name the port of one, or write redis:// in the store's URL"
+        }
         _ if command.starts_with("EVAL") || command == "SELECT" => {
             "; if it is a Sentinel, write redis+sentinel://HOST/SERVICE in the store's URL"
         }
