@@ -23,9 +23,9 @@ const OPERATIONS_MAX: usize = 128;
 /// with their leases, which are revoked right after it.
 const LIVES_MAX: usize = 10;
 
-// A transaction has an operation for each of these lives; two for each waiter that is taken from the queue; one for each waiter that must
+// A transaction has two operations for each of these lives; two for each waiter that is taken from the queue; one for each waiter that must
 // look; those for the row of the asking client, the record and its fence; and those that read what is left.
-const _: () = assert!(LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
+const _: () = assert!(2 * LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
 
 /// How long a lease lasts at most that is left to expire when its holder has released the lock. To revoke it is a write to the disks of
 /// the members, just when the next holder needs them.
@@ -145,7 +145,10 @@ impl Draft<'_> {
                     change.operations.push(Operation::Delete(self.scope.names.life(&life.token)));
                 }
                 let lasts_ms = holder.and_then(|holder| holder.lease.as_ref()?.ttl_ms);
-                if !is_deleted || lasts_ms.is_none_or(|ms| ms > LEFT_MAX_MS) {
+                if is_deleted && lasts_ms.is_some_and(|ms| ms <= LEFT_MAX_MS) {
+                    // It may be there since it waited.
+                    change.operations.push(Operation::Delete(self.scope.names.look(&life.token)));
+                } else {
                     change.unused_leases.push(life.lease);
                 }
             }
