@@ -19,6 +19,7 @@ use super::birth::Birth;
 use super::deadline::{LONG, eventually, eventually_some};
 use super::output::{Output, fail, read, text};
 use super::processes::{self, MARK, PATH};
+use super::reasons;
 use super::store::Store;
 
 /// The program that is tested.
@@ -66,6 +67,7 @@ impl Lockrun {
 
     /// Returns a call without any argument.
     pub(crate) fn bare() -> Self {
+        reasons::say_at_once();
         Self {
             args: Vec::new(),
             command: Vec::new(),

@@ -31,6 +31,7 @@ pub(crate) mod proxy;
 pub(crate) mod pty;
 pub(crate) mod queue;
 pub(crate) mod readers;
+pub(crate) mod reasons;
 pub(crate) mod records;
 pub(crate) mod redis;
 pub(crate) mod redis_keys;
