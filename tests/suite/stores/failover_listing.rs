@@ -150,7 +150,7 @@ fn what_a_failover_may_have_lost_is_not_pruned() {
     cluster.is_replaced(0, &[1, 2]);
     prune(&url).run().exited(0).printed("").silent();
     assert!(status(&url).run().exited(0).stdout().contains("withheld"));
-    call.clone().command(["true"]).run().exited(75).said("failed over to another one");
+    call.clone().command(["true"]).run().exited(75).said("failed over");
     holder.kill_everything();
     // "If you know that nothing runs, end it."
     replica.ask(&["HDEL", &redis_keys::part(&key, "failover"), "withheld"]);
