@@ -11,14 +11,13 @@ from .turns import Turns
 SECONDS = 5
 # Short, so that renewals fall into the time in which we look.
 LEASE = ["--ttl", "6s"]
-# In MB, by store.
-LIMITS = {"Redis": 2, "PostgreSQL": 6, "etcd": 6}
+# In MB.
+LIMIT_FILES, LIMIT_LEASES = 0.15, 0.4
 
 METHOD = f"""\
-The sum of the proportional set sizes (PSS) of all processes of a run but COMMAND's own; PSS counts a page that several
-processes share by parts. It is sampled every 20 ms for {SECONDS} s, beginning 1 s after COMMAND. On stores with leases the lease is
-6 s, so that it is renewed meanwhile. Only one lockrun runs on the machine at a time, so it shares the pages of its program file with
-no other process; flock shares the C library with all other processes. The limits apply to the largest sample."""
+The sum of the private dirty pages of all processes of a run but COMMAND's own: the memory that nobody else uses and that the
+kernel cannot drop. (The pages of the program file are shared, and can be read again.) It is sampled every 20 ms for {SECONDS} s, beginning
+1 s after COMMAND. On stores with leases the lease is 6 s, so that it is renewed meanwhile. The limits apply to the largest sample."""
 
 
 def measure(bench):
@@ -40,13 +39,13 @@ def measure(bench):
 
     megabytes = lambda name: f"{name} {largest[name] / 1e6:.2f} MB"
     peers = ", ".join(megabytes(name) for name in (Flock.name, Etcdctl.name) if name in largest)
-    limits = [(LockrunFile.name, "files", 1)]
-    limits += [(contender.name, f"{contender.store}, guardian included", LIMITS[contender.store]) for contender in bench.lease_stores()]
+    limits = [(LockrunFile.name, "files", LIMIT_FILES)]
+    limits += [(contender.name, f"{contender.store}, guardian included", LIMIT_LEASES) for contender in bench.lease_stores()]
     for name, what, limit in limits:
         if name in largest:
             ours = largest[name] / 1e6
             section.limits.append(
-                Limit(f"memory while holding (PSS), {what}", peers, f"{ours:.2f} MB", f"at most {limit} MB", ours <= limit)
+                Limit(f"memory of its own while holding, {what}", peers, f"{ours:.2f} MB", f"at most {limit} MB", ours <= limit)
             )
     return section
 
@@ -57,7 +56,7 @@ def watch(session, command):
     pids = [pid for pid in processes_of(session) if os.readlink(f"/proc/{pid}/exe") != command]
     sizes, until = [], time.monotonic() + SECONDS
     while time.monotonic() < until:
-        sizes.append(sum(proportional_size(pid) for pid in pids))
+        sizes.append(sum(private_dirty_size(pid) for pid in pids))
         time.sleep(0.02)
     return sizes, len(pids)
 
@@ -77,6 +76,6 @@ def processes_of(session):
     return found
 
 
-def proportional_size(pid):
+def private_dirty_size(pid):
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as rollup:
-        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Private_Dirty:"))

@@ -17,8 +17,8 @@ HOLD_US = 1000
 IDLE_SECONDS = 30
 IDLE_WAITERS = 3
 # How many requests a hand-off may take, by store; and how many an idle waiter may send in a second.
-MOST = {"Redis": 6}
-MOST_IDLE = {"Redis": 0.5}
+MOST = {"Redis": 5, "PostgreSQL": 5, "etcd": 6}
+MOST_IDLE = {"Redis": 0.3, "PostgreSQL": 0.3, "etcd": 0.3}
 
 METHOD = f"""\
 Waiters join one after the other (each is seen in the queue before the next one starts) while a holder has the lock; then

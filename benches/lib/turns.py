@@ -43,8 +43,10 @@ class Run:
 class Turns:
     """The runs under one lock of one contender. The key is fresh, and so is the file that the commands write to."""
 
-    def __init__(self, bench, contender, hold_us=0, command=None):
+    def __init__(self, bench, contender, hold_us=0, command=None, options=()):
+        """`options` are lockrun's, of each waiter."""
         self.bench = bench
+        self.options = {"options": options} if options else {}
         self.contender = contender
         self.key = f"turns-{next(_numbers)}"
         self.log = os.path.join(bench.directory, self.key)
@@ -73,7 +75,7 @@ class Turns:
         os.close(self.hold_open)
 
     def waiter_argv(self, number):
-        return self.contender.argv(self.key, [self.command, self.log, str(number), str(self.hold_us)])
+        return self.contender.argv(self.key, [self.command, self.log, str(number), str(self.hold_us)], **self.options)
 
     def join(self, waiters):
         """Starts that many waiters. Each is seen to wait before the next one starts."""
