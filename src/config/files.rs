@@ -128,7 +128,7 @@ struct Setting {
 /// set on purpose, so what it names must be readable if it is there: without its configuration, the lock would be in another store.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
-    match user_place(environment)? {
+    match user_file(environment)? {
         Some(UserFile::Xdg(path)) => files.extend(open(&path, Path::new("/"), Absent::NotFound)?),
         Some(UserFile::Home(home, path)) => files.extend(
             open(&path, &home, Absent::NotFoundOrNoDirectory)
@@ -150,7 +150,7 @@ enum UserFile {
 }
 
 /// Returns where the user's file is. A relative HOME counts as unset; a relative `XDG_CONFIG_HOME` is an error.
-fn user_place(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<UserFile>, UsageError> {
+fn user_file(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<UserFile>, UsageError> {
     let directory = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match directory(XDG_CONFIG_HOME) {
         Some(place) if place.is_absolute() => Ok(Some(UserFile::Xdg(place.join("lockrun/config.toml")))),
@@ -402,24 +402,24 @@ mod tests {
 
     #[test]
     fn the_users_file_is_where_the_environment_says() {
-        let place = |xdg: Option<&str>, home: Option<&str>| {
+        let found = |xdg: Option<&str>, home: Option<&str>| {
             let environment = |name: &str| match name {
                 "XDG_CONFIG_HOME" => xdg.map(OsString::from),
                 "HOME" => home.map(OsString::from),
                 _ => None,
             };
-            user_place(&environment).map_err(|wrong| wrong.to_string())
+            user_file(&environment).map_err(|wrong| wrong.to_string())
         };
         let at_home = || UserFile::Home("/h".into(), "/h/.config/lockrun/config.toml".into());
-        assert_eq!(place(Some("/x"), Some("/h")), Ok(Some(UserFile::Xdg("/x/lockrun/config.toml".into()))));
+        assert_eq!(found(Some("/x"), Some("/h")), Ok(Some(UserFile::Xdg("/x/lockrun/config.toml".into()))));
         for xdg in [None, Some("")] {
-            assert_eq!(place(xdg, Some("/h")), Ok(Some(at_home())));
+            assert_eq!(found(xdg, Some("/h")), Ok(Some(at_home())));
             for home in [None, Some(""), Some("h")] {
-                assert_eq!(place(xdg, home), Ok(None));
+                assert_eq!(found(xdg, home), Ok(None));
             }
         }
         for xdg in ["relative", "~/x"] {
-            let wrong = place(Some(xdg), Some("/h")).expect_err("is refused");
+            let wrong = found(Some(xdg), Some("/h")).expect_err("is refused");
             assert_eq!(wrong, "XDG_CONFIG_HOME is not an absolute path; correct it, or unset it");
         }
     }

@@ -250,7 +250,7 @@ impl Failure {
                  in the store's URL)"
             ),
             Failure::Broken { key, why } => anyhow!(
-                "its record in {cluster} is broken, so it cannot be acquired: {}; once nothing runs under the lock, delete this key: \
+                "its record in {cluster} is broken, so the lock cannot be acquired: {}; once nothing runs under the lock, delete this key: \
                  etcdctl del {}",
                 escaped(why),
                 escaped(&shell::word(key))

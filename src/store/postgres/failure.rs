@@ -231,7 +231,7 @@ impl Failure {
             Failure::StatementLost => anyhow!("{server} has lost a prepared statement"),
             Failure::NotAdmitted(why) => anyhow!("{server} {}", escaped(why)),
             Failure::Broken(what) => {
-                anyhow!("its record in {server} is broken, so it cannot be acquired: {}", escaped(what))
+                anyhow!("its record in {server} is broken, so the lock cannot be acquired: {}", escaped(what))
             }
             Failure::CreationBlocked(refusal) => anyhow!(
                 "{server} could not create the tables for locks in the schema {:?}: {refusal}; another transaction has created something of \

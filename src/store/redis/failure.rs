@@ -274,7 +274,7 @@ fn explain_refusal(command: &str, error: &str, server: &Server) -> StoreError {
     }
     if error.contains(script::HOLDER_LOST) {
         return anyhow!(
-            "its record in {server} is broken, {}, so it cannot be acquired; make sure that no command runs under it, then free it \
+            "its record in {server} is broken, {}, so the lock cannot be acquired; make sure that no command runs under it, then free it \
              with lockrun break",
             script::HOLDER_LOST
         );
