@@ -98,6 +98,8 @@ struct Attempt {
     was_idle: bool,
     /// Whether another attempt may follow if the connection is lost in the second trip.
     may_be_repeated: bool,
+    /// The pauses until a session notices the tables that others have created.
+    backoff: Backoff,
 }
 
 impl Attempt {
@@ -110,6 +112,7 @@ impl Attempt {
             answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
             was_idle: is_connected,
             may_be_repeated: subject.repetition == Repetition::Harmless,
+            backoff: Backoff::new(),
         }
     }
 
@@ -258,8 +261,9 @@ impl PostgresStore {
             Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
                 // The next attempt finds what others have created. Otherwise this says what is in the way.
-                Err(Failure::Refused(refusal)) if refusal.is_of_existing() => {
+                Err(Failure::Refused(refusal)) if refusal.is_of_late_notice() => {
                     attempt.connect_by = attempt.answer_by;
+                    thread::sleep(attempt.backoff.next());
                     return Ok(Failure::Refused(refusal));
                 }
                 created => created?,

@@ -98,11 +98,11 @@ impl ServerError {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
-    /// Returns whether what was to be created exists already, although the server did not find it before: a session notices late what others
-    /// have created.
-    pub(super) fn is_of_existing(&self) -> bool {
+    /// Returns whether the session that creates the tables has not yet noticed what others have just created: it takes a name for free, or
+    /// a schema for missing, that the tables of the server already contain.
+    pub(super) fn is_of_late_notice(&self) -> bool {
         // duplicate_schema, duplicate_table, duplicate_object (the type of a table's rows), unique_violation (in the server's own catalogues)
-        matches!(self.code.as_str(), "42P06" | "42P07" | "42710" | "23505")
+        self.lacks_tables() || matches!(self.code.as_str(), "42P06" | "42P07" | "42710" | "23505")
     }
 
     /// Returns whether the role lacks a right.
@@ -249,10 +249,10 @@ mod tests {
 
     #[test]
     fn what_another_first_user_has_created_is_no_failure() {
-        for code in ["42P06", "42P07", "42710", "23505"] {
-            assert!(refusal(code, false).is_of_existing(), "{code}");
+        for code in ["42P06", "42P07", "42710", "23505", "3F000", "42P01"] {
+            assert!(refusal(code, false).is_of_late_notice(), "{code}");
         }
-        assert!(!refusal("42501", false).is_of_existing());
+        assert!(!refusal("42501", false).is_of_late_notice());
     }
 
     #[test]

@@ -32,6 +32,22 @@ on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.version"), 1);
 });
 
+// "Safely when a hundred first users come at once": what another has committed is visible a moment before a session's cached names are
+// invalidated. That moment cannot be prolonged, so a trigger gives the server's answer: the schema exists, and there is none of this name.
+on_postgres!(a_schema_that_is_noticed_late, |store, postgres| {
+    postgres.ask("CREATE SEQUENCE public.attempts");
+    postgres.ask(
+        "CREATE FUNCTION public.is_late() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF nextval('public.attempts') <= 2 THEN RAISE 'no such schema' USING ERRCODE = '3F000'; END IF; END $$",
+    );
+    postgres.ask(
+        "CREATE EVENT TRIGGER late ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION public.is_late()",
+    );
+    postgres.ask("CREATE SCHEMA lockrun");
+    Lockrun::new(store).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
+    assert!(postgres.count("SELECT nextval('public.attempts')") > 3);
+});
+
 // A command that only looks finds tables that a first user creates at the same moment: the answer that there are none is on its way when
 // they appear.
 on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
