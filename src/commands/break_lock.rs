@@ -56,7 +56,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             if may_run_unaware {
                 report::say("its command may still be running; make sure that it has ended");
             }
-            for LivingHolder { held, pids } in &living {
+            for LivingHolder { held, pids, .. } in &living {
                 say(&format!("stays with {held}"));
                 report::say(&format!(
                     "it belongs to a living process of this machine, and ends with it: {}",

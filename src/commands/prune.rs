@@ -63,7 +63,7 @@ fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outc
                 }
                 KeyStatus { value: Some(_), .. } => Some("it keeps a sequence, which would begin anew"),
                 _ if done.is_some_and(is_ahead) => Some("its --once-per has not passed"),
-                KeyStatus { last: Some(last), .. } if is_ahead(last.ended_ms) => {
+                KeyStatus { last: Some(last), .. } if is_ahead(last.ended_unix_ms) => {
                     Some("by the store's clock its last run has not ended yet")
                 }
                 // It is there, or it would have no fence. Waiters that were killed and requests that were cancelled are not listed, but keep

@@ -5,13 +5,12 @@ use std::time::Duration;
 use super::enclosing::EnclosingLocks;
 use super::outcome::Outcome;
 use super::progress::Progress;
-use super::wait::{self, Acquired, Wait};
+use super::wait::{self, Wait};
 use crate::config::plan::OnHeld;
-use crate::lock::ending::Ending;
 use crate::lock::lease::Terms;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Claim, Grant, Held, HolderStatus, KeyStatus, Mode, RecentSuccess, Store, StoreError, Tried};
+use crate::store::{Acquired, Claim, Grant, Held, HolderStatus, KeyStatus, Mode, Store};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -42,36 +41,48 @@ pub fn acquire(
 ) -> Result<Grant, Outcome> {
     let HeldPolicy { on_held, held_status, terms } = held_policy;
     let began = Moment::now();
+    let waits = matches!(on_held, OnHeld::Wait { .. });
+    // Waiting for an enclosing run would be a deadlock. Checked first, and again for each holder that the store names.
+    if waits && let Some((held, slots)) = self_deadlock(store, claim, outer) {
+        reporter.report(Event::SelfDeadlock { held: &held, slots });
+        return Err(Outcome::Held(held_status));
+    }
+    let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
+        &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
     let answer = match on_held {
-        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(|tried| match tried {
+        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(|answer| match answer {
             // The signal may have cut the request short.
-            Tried::Held(_) => signals.obey().map_or_else(|| Answer::of(tried), Answer::Interrupted),
-            tried => Answer::of(tried),
+            Acquired::Held(_) => signals.obey().map_or(answer, Acquired::Interrupted),
+            answer => answer,
         }),
         OnHeld::Wait { span, max_waiting } => {
-            let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
-                &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
             let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
             let wait = Wait { until: span.map(|span| began + span), max_waiting, terms, signals, watcher };
-            acquire_or_wait(store, claim, outer, wait, is_hopeless)
+            wait::in_turn(store, claim, wait)
         }
     };
     // Any one of several holders may be the one that hangs, not only the one that the store has named.
     let answer = match answer {
-        Ok(Answer::Held(held)) if matches!(on_held, OnHeld::Skip { held_less_than: Some(_) }) => {
-            Ok(Answer::Held(longest_holder(store, claim, held)))
+        Ok(Acquired::Held(held)) if matches!(on_held, OnHeld::Skip { held_less_than: Some(_) }) => {
+            Ok(Acquired::Held(longest_holder(store, claim, held)))
         }
         answer => answer,
     };
-    if let Ok(Answer::Held(_) | Answer::NotQueued(_)) = answer
+    if let Ok(Acquired::Held(held)) = &answer
+        && waits
+        && is_hopeless(held)
+    {
+        reporter.report(Event::SelfDeadlock { held, slots: None });
+        return Err(Outcome::Held(held_status));
+    }
+    if let Ok(Acquired::Held(_) | Acquired::NotQueued(_)) = answer
         && let Some((held, shares)) = held_by_its_token(store, claim)
     {
-        let waits = matches!(on_held, OnHeld::Wait { .. });
         reporter.report(Event::HeldByToken { held: &held, shares, waits });
         return Err(Outcome::Held(held_status));
     }
     match answer {
-        Ok(Answer::Mine(grant)) => {
+        Ok(Acquired::Mine(grant)) => {
             let slot = claim.mode.several_slots().map(|_| grant.slot);
             reporter.report(Event::Acquired {
                 fence: grant.fence,
@@ -81,23 +92,19 @@ pub fn acquire(
             });
             Ok(grant)
         }
-        Ok(Answer::Interrupted(signal)) => {
+        Ok(Acquired::Interrupted(signal)) => {
             reporter.report(Event::Interrupted(signal));
-            Err(Outcome::Ended(Ending::Signaled(signal)))
+            Err(Outcome::terminated_by(signal))
         }
-        Ok(Answer::NotNeeded(done)) => {
+        Ok(Acquired::NotNeeded(done)) => {
             reporter.report(Event::Done { began: between(done.began_ms, done.now_ms) });
             Err(Outcome::Skipped)
         }
-        Ok(Answer::Held(held)) if is_skipped(on_held, &held) => {
+        Ok(Acquired::Held(held)) if is_skipped(on_held, &held) => {
             reporter.report(Event::Skipped(&held));
             Err(Outcome::Skipped)
         }
-        Ok(Answer::SelfDeadlock { held, slots }) => {
-            reporter.report(Event::SelfDeadlock { held: &held, slots });
-            Err(Outcome::Held(held_status))
-        }
-        Ok(Answer::NotQueued(held)) => {
+        Ok(Acquired::NotQueued(held)) => {
             let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
             reporter.report(
                 max_waiting
@@ -105,7 +112,7 @@ pub fn acquire(
             );
             Err(Outcome::Held(held_status))
         }
-        Ok(Answer::Held(held)) => {
+        Ok(Acquired::Held(held)) => {
             let patience = if let OnHeld::Wait { span, .. } = on_held { span } else { None };
             reporter.report(Event::Held { held: &held, patience });
             Err(Outcome::Held(held_status))
@@ -118,38 +125,6 @@ pub fn acquire(
     }
 }
 
-/// The result of requesting a lock.
-enum Answer {
-    /// It was acquired.
-    Mine(Grant),
-    /// Another run holds it.
-    Held(Held),
-    /// Another run holds it, and the claim cannot wait: the queue is full, or the claim's token already shares the lock.
-    NotQueued(Held),
-    /// It is not needed: a run has succeeded recently.
-    NotNeeded(RecentSuccess),
-    /// The enclosing runs hold it, so it cannot become free before this run ends.
-    SelfDeadlock {
-        /// The last of these holders.
-        held: Held,
-        /// How many slots there are, if there are several: the enclosing runs hold all of them.
-        slots: Option<u32>,
-    },
-    /// A signal with this number ended the wait.
-    Interrupted(i32),
-}
-
-impl Answer {
-    fn of(tried: Tried) -> Self {
-        match tried {
-            Tried::Mine(grant) => Answer::Mine(grant),
-            Tried::Held(held) => Answer::Held(held),
-            Tried::NotQueued(held) => Answer::NotQueued(held),
-            Tried::NotNeeded(done) => Answer::NotNeeded(done),
-        }
-    }
-}
-
 /// Returns whether the run is to be skipped because of this holder. A holder that has held the lock for an unknown time counts as one
 /// that has held it for too long.
 fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
@@ -157,31 +132,9 @@ fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
     held_less_than.is_none_or(|span| held.since.is_some_and(|since| since < span))
 }
 
-/// Acquires the lock, waiting if it is held, but not for an enclosing run, which would be a deadlock. Checks that first, and again for
-/// each holder that the store names.
-fn acquire_or_wait(
-    store: &mut dyn Store,
-    claim: &Claim,
-    outer: &EnclosingLocks,
-    wait: Wait<'_>,
-    is_hopeless: &dyn Fn(&Held) -> bool,
-) -> Result<Answer, StoreError> {
-    if let Some(deadlock) = self_deadlock(store, claim, outer) {
-        return Ok(deadlock);
-    }
-    Ok(match wait::in_turn(store, claim, wait)? {
-        Acquired::Mine(grant) => Answer::Mine(grant),
-        Acquired::Held(held) if is_hopeless(&held) => Answer::SelfDeadlock { held, slots: None },
-        Acquired::Held(held) => Answer::Held(held),
-        Acquired::NotQueued(held) => Answer::NotQueued(held),
-        Acquired::NotNeeded(done) => Answer::NotNeeded(done),
-        Acquired::Interrupted(signal) => Answer::Interrupted(signal),
-    })
-}
-
-/// Returns a self-deadlock if the locks of the enclosing runs keep the claim from being granted. If the store cannot be read, assumes that
-/// they do not.
-fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<Answer> {
+/// Returns the last of the enclosing runs that hold the lock, if they keep the claim from being granted, and how many slots there are, if
+/// there are several: the enclosing runs hold all of them. If the store cannot be read, assumes that they do not keep it.
+fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<(Held, Option<u32>)> {
     if outer.is_empty() {
         return None;
     }
@@ -196,7 +149,7 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
         Mode::Shared => !last.is_shared || !status.waiters.is_empty(),
     };
     let slots = claim.mode.several_slots().filter(|_| !last.is_shared);
-    is_hopeless.then(|| Answer::SelfDeadlock { held: as_held(last, status.now_ms), slots })
+    is_hopeless.then(|| (as_held(last, status.now_ms), slots))
 }
 
 /// Returns the holder under the claim's token, if the user chose that token and it holds the lock already, and whether it shares the lock:

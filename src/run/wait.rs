@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::lock::lease::Terms;
 use crate::lock::state::ASKS_PER_PLACE;
 use crate::store::{
-    Claim, Grant, Held, IfHeld, RecentSuccess, RequestError, RetryClass, Store, StoreError, Tried, Wakeup, left_behind,
+    Acquired, Claim, Grant, Held, IfHeld, RequestError, RetryClass, Store, StoreError, Wakeup, left_behind,
 };
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -47,66 +47,20 @@ pub trait Watcher: WaitObserver {
     fn left_behind(&mut self, what: &str);
 }
 
-/// How a wait for a lock ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired {
-    /// The lock was acquired.
-    Mine(Grant),
-    /// Another run holds it, and the time for waiting is over, or the watcher refused to wait for this holder.
-    Held(Held),
-    /// Another run holds it, and the claim could not join the queue: see [`Tried::NotQueued`].
-    NotQueued(Held),
-    /// The lock is not needed: a run has succeeded recently.
-    NotNeeded(RecentSuccess),
-    /// A signal with this number ended the wait.
-    Interrupted(i32),
-}
-
 /// Requests the lock once, without waiting. After an error, cancels the claim.
-pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Tried, StoreError> {
+pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Acquired, StoreError> {
     store.try_acquire(claim, IfHeld::Leave).map_err(|failed| failed.cancel(store, claim))
 }
 
 /// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has been cancelled.
+/// The answer is [`Acquired::Held`] if the time for waiting is over, or the watcher refused to wait for this holder.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, terms, signals, watcher } = wait;
     let mut waiting = WaitingClaim { store, claim, terms, outage_from: None, held: None, may_hold: false };
-    let acquired = waiting.wait(until, max_waiting, &mut Waiter::new(signals), watcher);
-    match acquired {
-        // Nothing to cancel: the claim's last request has left the queue, or has not joined it.
-        Ok(WaitEnd::Granted(grant)) => Ok(Acquired::Mine(grant)),
-        Ok(WaitEnd::TimedOut(held)) => Ok(Acquired::Held(held)),
-        Ok(WaitEnd::NotQueued(held)) => Ok(Acquired::NotQueued(held)),
-        Ok(WaitEnd::NotNeeded(done)) => Ok(Acquired::NotNeeded(done)),
-        Ok(WaitEnd::Hopeless(held)) => {
-            waiting.cancel_or_report(watcher);
-            Ok(Acquired::Held(held))
-        }
-        Ok(WaitEnd::Signal(signal)) => {
-            waiting.cancel_or_report(watcher);
-            Ok(Acquired::Interrupted(signal))
-        }
-        Err(failed) => {
-            let is_clean = waiting.outage_from.is_none() && failed.never_sent || waiting.cancel();
-            Err(failed.after_cancel(claim, is_clean || !waiting.may_hold))
-        }
-    }
-}
-
-/// Why a wait is over.
-enum WaitEnd {
-    /// The lock was acquired.
-    Granted(Grant),
-    /// The lock was still held when the time for waiting was over, and the claim has left the queue.
-    TimedOut(Held),
-    /// The claim could not join the queue: see [`Tried::NotQueued`].
-    NotQueued(Held),
-    /// A run has succeeded recently.
-    NotNeeded(RecentSuccess),
-    /// The watcher refused to wait for this holder, or the store was too busy to answer the last request.
-    Hopeless(Held),
-    /// A signal with this number came.
-    Signal(i32),
+    waiting.wait(until, max_waiting, &mut Waiter::new(signals), watcher).map_err(|failed| {
+        let is_clean = waiting.outage_from.is_none() && failed.never_sent || waiting.cancel();
+        failed.after_cancel(claim, is_clean || !waiting.may_hold)
+    })
 }
 
 /// A waiting claim.
@@ -132,14 +86,14 @@ impl WaitingClaim<'_> {
         max_waiting: Option<u32>,
         waiter: &mut Waiter<'_>,
         watcher: &mut dyn Watcher,
-    ) -> Result<WaitEnd, RequestError> {
+    ) -> Result<Acquired, RequestError> {
         let mut backoff = Backoff::new();
         loop {
             // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
             // That time is no outage of the store.
             while watcher.is_stopped() {
                 if let Some(signal) = self.pause(CONTINUED_CHECK, waiter, watcher)? {
-                    return Ok(WaitEnd::Signal(signal));
+                    return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
                 }
                 self.outage_from = self.outage_from.map(|_| Moment::now());
             }
@@ -149,14 +103,10 @@ impl WaitingClaim<'_> {
             let tried = self.store.try_acquire(self.claim, if_held);
             self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.never_sent);
             match tried {
-                Ok(Tried::Mine(grant)) => return Ok(WaitEnd::Granted(grant)),
-                Ok(Tried::NotQueued(held)) => return Ok(WaitEnd::NotQueued(held)),
-                Ok(Tried::NotNeeded(done)) => return Ok(WaitEnd::NotNeeded(done)),
-                Ok(Tried::Held(held)) if is_last => return Ok(WaitEnd::TimedOut(held)),
-                Ok(Tried::Held(held)) => {
+                Ok(Acquired::Held(held)) if !is_last => {
                     self.outage_from = Some(Moment::now());
                     if watcher.waiting(&held).is_break() {
-                        return Ok(WaitEnd::Hopeless(held));
+                        return Ok(self.give_up(Acquired::Held(held), watcher));
                     }
                     let slept_from = Moment::now();
                     let look_at = held.look_in.map(|look_in| slept_from + look_in);
@@ -172,7 +122,7 @@ impl WaitingClaim<'_> {
                         Ok(Wakeup::HandedOver { fence, slot })
                             if fence > last_fence && !watcher.is_stopped() && self.may_start(sent_at) =>
                         {
-                            return Ok(WaitEnd::Granted(Grant {
+                            return Ok(Acquired::Mine(Grant {
                                 fence,
                                 slot,
                                 lease_from: Some(sent_at),
@@ -185,7 +135,9 @@ impl WaitingClaim<'_> {
                             backoff = Backoff::new();
                             continue;
                         }
-                        Ok(Wakeup::Signal(signal)) => return Ok(WaitEnd::Signal(signal)),
+                        Ok(Wakeup::Signal(signal)) => {
+                            return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
+                        }
                         Err(failed) if failed.trouble == RetryClass::Permanent => return Err(failed),
                         // The store answered before this failed sleep, too, so that is no reason to reset the pauses. But a connection
                         // that is cut from time to time must not keep the waiter away for longer each time.
@@ -196,15 +148,18 @@ impl WaitingClaim<'_> {
                         }
                     }
                 }
+                // Nothing to cancel: this request has left the queue, or has not joined it.
+                Ok(answer) => return Ok(answer),
                 Err(failed) if is_last => match (failed.trouble, self.held.take()) {
-                    (RetryClass::Busy, Some(held)) => return Ok(WaitEnd::Hopeless(held)),
+                    // The store was too busy to answer the last request.
+                    (RetryClass::Busy, Some(held)) => return Ok(self.give_up(Acquired::Held(held), watcher)),
                     _ => return Err(failed),
                 },
                 Err(failed) if !self.tolerates(failed.trouble) => return Err(failed),
                 Err(_) => {}
             }
             if let Some(signal) = self.pause(backoff.next(), waiter, watcher)? {
-                return Ok(WaitEnd::Signal(signal));
+                return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
             }
         }
     }
@@ -254,11 +209,13 @@ impl WaitingClaim<'_> {
     }
 
     /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in this case.
-    fn cancel_or_report(&mut self, watcher: &mut dyn Watcher) {
+    /// Returns the `answer`.
+    fn give_up(&mut self, answer: Acquired, watcher: &mut dyn Watcher) -> Acquired {
         let is_clean = self.cancel();
         if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {
             watcher.left_behind(&left);
         }
+        answer
     }
 
     /// Cancels the claim. Returns whether the store has confirmed that.

@@ -17,8 +17,8 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::{Deadline, LocalLease};
 use crate::run::outcome::Outcome;
 use crate::run::renewal::{Next, Renewal};
-use crate::run::wait::{self, Acquired, Wait, Watcher};
-use crate::store::{Grant, Held, Release, Retain, Store as _, Tried};
+use crate::run::wait::{self, Wait, Watcher};
+use crate::store::{Acquired, Grant, Held, Release, Retain, Store as _};
 use crate::supervise::guardian::{GuardianMessage, Report};
 use crate::supervise::{Finished, Launch, StopReason, Supervisor};
 use crate::sys::clock::Moment;
@@ -61,7 +61,7 @@ fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant>
         }
     } else {
         match wait::try_once(store, claim) {
-            Ok(Tried::Mine(grant)) => Ok(grant),
+            Ok(Acquired::Mine(grant)) => Ok(grant),
             Ok(_) => Err("finds it held".to_owned()),
             Err(error) => Err(format!("cannot ask: {error:#}")),
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::actors::ActorId;
 use super::world::{Event, MILLISECOND, Nanos, RunId, SECOND, Side, World};
 use crate::lock::claim::Claim;
-use crate::lock::state::{self, Release};
-use crate::store::IfHeld;
+use crate::lock::state::Release;
+use crate::store::{Acquired, IfHeld, Released, Renewed};
 use crate::sys::clock::Moment;
 
 /// The greatest drift of a clock, in parts per million.
@@ -39,7 +39,7 @@ pub struct Request {
 /// What a request asks for.
 #[derive(Debug)]
 pub enum Ask {
-    Acquire { claim: Box<Claim>, if_held: IfHeld },
+    Acquire { claim: Box<Claim>, sent_at: Moment, if_held: IfHeld },
     Renew { claim: Box<Claim> },
     Release { claim: Box<Claim>, how: Release, is_in_flight: bool },
     Cancel { claim: Box<Claim>, is_in_flight: bool },
@@ -59,12 +59,9 @@ pub enum Letter {
 /// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    Acquired {
-        acquired: state::Acquired,
-        now_ms: u64,
-    },
-    Renewed(state::Renewed),
-    Released(state::Released),
+    Acquired(Acquired),
+    Renewed(Renewed),
+    Released(Released),
     Cancelled(bool),
     /// No server is listening.
     Refused,

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use super::network::{Answer, Ask, Letter, Request};
 use super::world::{MILLISECOND, RunId, World};
 use crate::lock::holder::Holder;
-use crate::lock::state::{self, Acquired, Facts, LockState, Now, OnHeld};
+use crate::lock::state::{self, Facts, LockState, Now};
 use crate::lock::token::Token;
-use crate::store::IfHeld;
+use crate::store::{Acquired, Grant, IfHeld};
 
 /// What the server's clock shows at the beginning of the simulation.
 const START_MS: u64 = 1_800_000_000_000;
@@ -77,15 +77,11 @@ impl World {
         let Server { state, listeners, .. } = &mut self.server;
         let clock = Clock(now_ms);
         let (woken, answer) = match &request.what {
-            Ask::Acquire { claim, if_held } => {
+            Ask::Acquire { claim, sent_at, if_held } => {
                 listeners.insert(claim.token.as_str().to_owned(), store);
-                let on_held = match *if_held {
-                    IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
-                    IfHeld::Leave => OnHeld::Leave,
-                };
-                let ask = state::Ask { claim, leased: true, request: None, on_held };
+                let ask = state::Ask { claim, leased: true, sent_at: *sent_at, if_held: *if_held };
                 let applied = state.acquire(&ask, &clock).expect("a fence is left");
-                (applied.woken, Answer::Acquired { acquired: applied.answer, now_ms })
+                (applied.woken, Answer::Acquired(applied.answer))
             }
             Ask::Renew { claim } => {
                 let applied = state.renew_run(&claim.token, claim.ttl, &clock);
@@ -176,11 +172,11 @@ fn said(ask: &Ask, answer: &Answer) -> String {
         Ask::Cancel { .. } => "cancel",
     };
     match answer {
-        Answer::Acquired { acquired: Acquired::Mine { fence, slot, .. }, .. } => {
+        Answer::Acquired(Acquired::Mine(Grant { fence, slot, .. })) => {
             format!("{asked}: mine, fence …{}, slot {slot}", fence % 1_000_000)
         }
-        Answer::Acquired { acquired: Acquired::Held { place, .. }, .. } => format!("{asked}: held, place {place:?}"),
-        Answer::Acquired { acquired, .. } => format!("{asked}: {acquired:?}"),
+        Answer::Acquired(Acquired::Held(held)) => format!("{asked}: held, place {:?}", held.place),
+        Answer::Acquired(acquired) => format!("{asked}: {acquired:?}"),
         Answer::Renewed(renewed) => format!("{asked}: {renewed:?}"),
         Answer::Released(released) => format!("{asked}: {released:?}"),
         other => format!("{asked}: {other:?}"),

@@ -10,11 +10,10 @@ use super::world::{RunId, Side, World};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Acquired};
 use crate::lock::token::Token;
 use crate::store::{
-    Claim, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, RetryClass, Revoked,
-    Store, StoreError, Tried, Wakeup,
+    Acquired, Claim, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, RetryClass, Revoked, Store,
+    StoreError, Wakeup,
 };
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
@@ -82,22 +81,10 @@ impl SimulatedStore {
 }
 
 impl Store for SimulatedStore {
-    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
-        let sent_at = Moment::now();
-        let answer = self.ask(Ask::Acquire { claim: self.claim(), if_held })?;
-        let Answer::Acquired { acquired, now_ms } = answer else { unreachable!("answers what was asked") };
-        Ok(match acquired {
-            Acquired::Mine { fence, slot, .. } => {
-                Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false })
-            }
-            Acquired::Held { place: None, .. } if if_held != IfHeld::Leave => Tried::NotQueued(Held::default()),
-            Acquired::Held { place, look_at_ms, last_fence, .. } => {
-                let look_in = look_at_ms.map(|at_ms| Duration::from_millis(at_ms.saturating_sub(now_ms)));
-                Tried::Held(Held { place: place.map(|place| place as u64), look_in, last_fence, ..Held::default() })
-            }
-            Acquired::Cancelled => Tried::Held(Held::default()),
-            Acquired::NotNeeded { .. } => unreachable!("runs as often as it can"),
-        })
+    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
+        let ask = Ask::Acquire { claim: self.claim(), sent_at: Moment::now(), if_held };
+        let Answer::Acquired(acquired) = self.ask(ask)? else { unreachable!("answers what was asked") };
+        Ok(acquired)
     }
 
     fn await_turn(
@@ -132,9 +119,7 @@ impl Store for SimulatedStore {
 
     fn renew(&mut self, _: &Key, _: &Token, _: Option<Ttl>) -> Result<Renewed, StoreError> {
         match self.ask(Ask::Renew { claim: self.claim() }).map_err(|failed| failed.error)? {
-            Answer::Renewed(state::Renewed::Mine) => Ok(Renewed::Mine),
-            Answer::Renewed(state::Renewed::NotMine(_)) => Ok(Renewed::NotMine(None)),
-            Answer::Renewed(state::Renewed::Revoked(by)) => Ok(Renewed::Revoked(by)),
+            Answer::Renewed(renewed) => Ok(renewed),
             other => unreachable!("answers what was asked: {other:?}"),
         }
     }
@@ -142,10 +127,7 @@ impl Store for SimulatedStore {
     fn release(&mut self, _: &Key, _: &Token, how: Release) -> Result<Released, StoreError> {
         let ask = Ask::Release { claim: self.claim(), how, is_in_flight: self.is_in_flight };
         match self.ask(ask).map_err(|failed| failed.error)? {
-            Answer::Released(state::Released::Free) => Ok(Released::Free),
-            Answer::Released(state::Released::Retained) => Ok(Released::Retained),
-            Answer::Released(state::Released::WhenItEnds) => Ok(Released::WhenItEnds),
-            Answer::Released(state::Released::NotMine(_)) => Ok(Released::NotMine(None)),
+            Answer::Released(released) => Ok(released),
             other => unreachable!("answers what was asked: {other:?}"),
         }
     }

@@ -9,7 +9,6 @@ pub mod diagnostic;
 mod error;
 mod etcd;
 mod file;
-mod from_state;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod listing_limit;
@@ -24,8 +23,10 @@ pub use address::{Address, schemes};
 pub use answers::*;
 pub use error::{RequestError, RetryClass, StoreError, left_behind};
 
+pub use crate::lock::answer::*;
 pub use crate::lock::claim::{Claim, Mode};
-pub use crate::lock::state::{Release, Retain, Wanted, integer};
+pub use crate::lock::key_status::*;
+pub use crate::lock::state::{IfHeld, Release, Retain, Wanted, integer};
 
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
@@ -75,7 +76,7 @@ pub trait Store: Send {
     /// holds the lock, whatever happens.
     ///
     /// After an error the claim may hold the lock all the same, or be in the queue: see [`RequestError::never_sent`].
-    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError>;
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError>;
 
     /// Sleeps in the queue that the claim joined by its last try: until the store wakes it, until `until` (`None`: for ever), or
     /// until a signal arrives that would end lockrun. It waits through the `waiter`, on a descriptor or in a system call, and lets

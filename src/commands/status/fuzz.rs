@@ -7,8 +7,9 @@ use crate::fuzz::check_harmless;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
+use crate::lock::state::LastRun;
 use crate::lock::state::{Purpose, Success};
-use crate::store::{HolderStatus, KeyStatus, PastRun, WaiterStatus};
+use crate::store::{HolderStatus, KeyStatus, WaiterStatus};
 
 /// Fuzzes a status with any texts and numbers. The input consists of texts separated by `|`; the first provides the numbers.
 pub fn status(data: &[u8]) {
@@ -49,7 +50,7 @@ pub fn status(data: &[u8]) {
         fence: number(2),
         holders: (1..texts.len().min(4)).map(holding).collect(),
         waiters: (4..texts.len().min(7)).map(|at| WaiterStatus { who: who(at), since_ms: Some(number(at)) }).collect(),
-        last: Some(PastRun { who: who(5), started_ms: number(3), ended_ms: number(4), ending }),
+        last: Some(LastRun { who: who(5), started_unix_ms: number(3), ended_unix_ms: number(4), ending }),
         success: Some(Success { began_unix_ms: number(5), until_unix_ms: Some(number(6)) }),
         value: texts.get(6).cloned(),
         withheld: Some(Duration::from_millis(number(7))),

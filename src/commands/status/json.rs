@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use super::format::{between, moment};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
+use crate::lock::state::LastRun;
 use crate::lock::state::Purpose;
-use crate::store::{HolderStatus, KeyStatus, PastRun, WaiterStatus};
+use crate::store::{HolderStatus, KeyStatus, WaiterStatus};
 use crate::text::escape::json_for_terminals;
 
 /// Returns the JSON text, with a newline at the end.
@@ -67,7 +68,7 @@ fn waiter(waiting: &WaiterStatus, now_ms: u64) -> Value {
     )
 }
 
-fn past(past: &PastRun) -> Value {
+fn past(past: &LastRun) -> Value {
     let (status, signal) = match past.ending {
         Some(Ending::Exited(status)) => (Some(status), None),
         Some(Ending::Signaled(signal)) => (None, Some(signal)),
@@ -76,8 +77,8 @@ fn past(past: &PastRun) -> Value {
     with(
         &past.who,
         json!({
-            "started": time(past.started_ms),
-            "ended": time(past.ended_ms),
+            "started": time(past.started_unix_ms),
+            "ended": time(past.ended_unix_ms),
             "status": status,
             "signal": signal,
         }),
@@ -124,7 +125,7 @@ mod tests {
         let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
         let holding = HolderStatus { who: who.clone(), ..HolderStatus::default() };
         let waiting = WaiterStatus { who: who.clone(), since_ms: None };
-        let past = PastRun { who, started_ms: 1, ended_ms: 2, ending: None };
+        let past = LastRun { who, started_unix_ms: 1, ended_unix_ms: 2, ending: None };
         let key_status = KeyStatus::never_used(Key::new("k".as_ref()).expect("a key"));
         for (of, object) in [
             ("field of a lock", key(&key_status)),

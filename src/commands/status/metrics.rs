@@ -41,7 +41,7 @@ const FAMILIES: [Family; 7] = [
         name: "lockrun_last_end_timestamp_seconds",
         unit: Some("seconds"),
         help: "When the last run ended, in Unix time of the store.",
-        value: |status| Some(seconds(Duration::from_millis(status.last.as_ref()?.ended_ms))),
+        value: |status| Some(seconds(Duration::from_millis(status.last.as_ref()?.ended_unix_ms))),
     },
     Family {
         name: "lockrun_last_status",
@@ -58,7 +58,7 @@ const FAMILIES: [Family; 7] = [
         help: "How long the last run held the lock.",
         value: |status| {
             let last = status.last.as_ref()?;
-            Some(seconds(between(last.started_ms, last.ended_ms)))
+            Some(seconds(between(last.started_unix_ms, last.ended_unix_ms)))
         },
     },
     Family {
@@ -101,13 +101,13 @@ mod tests {
     use super::*;
     use crate::lock::holder::Holder;
     use crate::lock::key::Key;
-    use crate::store::PastRun;
+    use crate::lock::state::LastRun;
 
     #[test]
     fn each_key_has_a_line_in_each_family_that_applies() {
         let key = Key::new("a\"b\\c".as_ref()).expect("is a key");
         let ending = Some(Ending::Signaled(9));
-        let last = Some(PastRun { who: Holder::default(), started_ms: 1_000, ended_ms: 3_500, ending });
+        let last = Some(LastRun { who: Holder::default(), started_unix_ms: 1_000, ended_unix_ms: 3_500, ending });
         let text = text(&[KeyStatus { now_ms: 5_000, last, ..KeyStatus::never_used(key) }]);
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(

@@ -71,13 +71,13 @@ pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
     match &status.last {
         Some(last) => {
             line("last run", &last.who.to_string());
-            let took = span(between(last.started_ms, last.ended_ms));
-            let ago = span(between(last.ended_ms, status.now_ms));
+            let took = span(between(last.started_unix_ms, last.ended_unix_ms));
+            let ago = span(between(last.ended_unix_ms, status.now_ms));
             let ended = match last.ending {
                 Some(Ending::Exited(0)) | None => ending(last.ending),
                 Some(_) => paint(Colour::Red, &ending(last.ending)),
             };
-            line("", &format!("{ended}, {} to {}", time(last.started_ms), time(last.ended_ms)));
+            line("", &format!("{ended}, {} to {}", time(last.started_unix_ms), time(last.ended_unix_ms)));
             line("", &format!("it took {took} and ended {ago} ago"));
         }
         None => line("last run", "none is known"),

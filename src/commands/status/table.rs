@@ -50,7 +50,7 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
     let waiting = if status.waiters.is_empty() { "-".into() } else { status.waiters.len().to_string() };
     let last = status.last.as_ref().map_or_else(
         || "-".into(),
-        |last| format!("{}, {} ago", ending(last.ending), span(between(last.ended_ms, status.now_ms))),
+        |last| format!("{}, {} ago", ending(last.ending), span(between(last.ended_unix_ms, status.now_ms))),
     );
     let last = match &status.value {
         Some(value) => format!("{last}, last value {}", escaped(value)),

@@ -1,8 +1,9 @@
 //! Who gets the lock: slots, and repeated requests.
 
-use super::{Applied, Facts, FenceExhausted, Held, HolderState, LeaseRecord, LockState, Now, Purpose, Value, millis};
+use super::{Applied, Facts, FenceExhausted, HolderState, LeaseRecord, LockState, Now, Purpose, Value, millis};
+use crate::lock::answer::{Acquired, Grant, Held};
 use crate::lock::claim::{Claim, Mode};
-use crate::lock::token::Token;
+use crate::sys::clock::Moment;
 
 /// A request for the lock.
 #[derive(Clone, Copy, Debug)]
@@ -11,61 +12,29 @@ pub struct Ask<'a> {
     pub claim: &'a Claim,
     /// Whether the lock is to be held by a lease. Otherwise it is held for as long as [`Facts::holds_slot`] says.
     pub leased: bool,
-    /// Identifies this request if there may be several under its token, as with a token of the user's own.
-    /// [`LockState::cancel`] drops only what the cancelled request obtained.
-    pub request: Option<&'a Token>,
+    /// When the request was sent. The lease counts from then for the one that holds it.
+    pub sent_at: Moment,
     /// What to do if the lock is held.
-    pub on_held: OnHeld,
+    pub if_held: IfHeld,
 }
 
-/// What a request does if the lock is held.
+/// What to do with a claim if the lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnHeld {
-    /// Joins the queue, or stays in it.
-    Wait {
-        /// The request does not join if this many already wait.
-        max: Option<u32>,
+pub enum IfHeld {
+    /// Join the queue, or stay in it.
+    Queue {
+        /// Unless this many already wait.
+        max_waiting: Option<u32>,
+        /// When the waiter gives up; `None`: never. A store need not enforce this.
+        until: Option<Moment>,
     },
-    /// Leaves the queue, if it is in it.
+    /// Leave the queue, and nothing in the store.
     Leave,
-}
-
-/// The answer to a request for the lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired {
-    /// The request holds the lock.
-    Mine {
-        /// The fencing token.
-        fence: u64,
-        /// The slot.
-        slot: u32,
-        /// Whether it is held by a lease, counted from the moment at which this request was sent.
-        leased: bool,
-    },
-    /// The lock is held, or other waiters are ahead.
-    Held {
-        /// The first holder.
-        first: Option<Held>,
-        /// The place in the queue, from 0, if the request waits. `None` if it did not ask to wait, if too many already do, or
-        /// if its token already holds the lock otherwise.
-        place: Option<usize>,
-        /// When the waiter must look at the lock, although nothing wakes it; `None`: not before it asks again anyway.
-        look_at_ms: Option<u64>,
-        /// The last fence issued: a wake-up with one that is not greater is from before this answer.
-        last_fence: u64,
-    },
-    /// The lock is not needed: a run has succeeded within [`Claim::once_per`].
-    NotNeeded {
-        /// When that run began, in Unix time.
-        began_unix_ms: u64,
-    },
-    /// The request was cancelled before it arrived.
-    Cancelled,
 }
 
 impl LockState {
     /// Requests the lock: joins the queue, or prolongs the place in it, and hands the lock off to the first waiters. If the request
-    /// is not one of them, it does as [`Ask::on_held`] says.
+    /// is not one of them, it does as [`Ask::if_held`] says.
     ///
     /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been lost.
     ///
@@ -74,37 +43,38 @@ impl LockState {
         let (now, before) = (facts.now(), self.next_end());
         let Claim { token, mode, once_per, .. } = ask.claim;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.finish_with(Acquired::Cancelled, before, Vec::new(), facts));
+            // Nobody waits for this answer: a claim is cancelled only when it is given up.
+            return Ok(self.finish_with(Acquired::Held(Held::default()), before, Vec::new(), facts));
         }
         self.drop_ended(now, facts);
         if let Some(at) = self.position(token) {
             if !self.is_held_as_asked(at, *mode) {
-                let refused = self.held_by_others(None, now, facts);
+                let refused = self.held_by_others(ask, None, now, facts);
                 return Ok(self.finish(refused, before, now, facts));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
-            let mine = self.holders[at].acquired();
+            let mine = Acquired::Mine(self.holders[at].grant(ask));
             return Ok(Applied { begins_lease, ..self.finish(mine, before, now, facts) });
         }
-        if let Some(began_unix_ms) = self.done_since(once_per.map(millis), now) {
+        if let Some(success) = self.recent_success(*once_per, now) {
             self.leave(token);
-            return Ok(self.finish(Acquired::NotNeeded { began_unix_ms }, before, now, facts));
+            return Ok(self.finish(Acquired::NotNeeded(success), before, now, facts));
         }
         let has_waited = self.place_of(token).is_some();
         self.join(ask, now);
         let mut woken = Vec::new();
         self.hand_off(Some(ask), &mut woken, now, facts);
         if let Some(at) = self.position(token) {
-            let mine = self.holders[at].acquired();
+            let mine = Acquired::Mine(self.holders[at].grant(ask));
             return Ok(self.finish_with(mine, before, woken, facts));
         }
         if self.place_of(token) == Some(0) && self.has_room(*mode) {
             // Only a fence may be missing.
             self.next_fence(facts)?;
         }
-        let place = self.place_of(token).filter(|place| match ask.on_held {
-            OnHeld::Wait { max } => has_waited || max.is_none_or(|max| *place < max as usize),
-            OnHeld::Leave => false,
+        let place = self.place_of(token).filter(|place| match ask.if_held {
+            IfHeld::Queue { max_waiting, .. } => has_waited || max_waiting.is_none_or(|max| *place < max as usize),
+            IfHeld::Leave => false,
         });
         if place.is_some() {
             self.epoch = facts.epoch();
@@ -114,19 +84,23 @@ impl LockState {
             // It may have stood in the way of those behind it.
             self.hand_off(None, &mut woken, now, facts);
         }
-        let held = self.held_by_others(place, now, facts);
+        let held = self.held_by_others(ask, place, now, facts);
         let applied = self.finish_with(held, before, woken, facts);
         // The answer says when to look.
         Ok(Applied { woken: applied.woken.into_iter().filter(|woken| woken != token).collect(), ..applied })
     }
 
     /// Returns the answer to a request that does not hold the lock, and waits in this place or not at all.
-    fn held_by_others(&self, place: Option<usize>, now: Now, facts: &impl Facts) -> Acquired {
-        Acquired::Held {
-            first: self.first_held(now, facts),
-            place,
-            look_at_ms: place.and_then(|place| self.looks_at_ms(place)),
+    fn held_by_others(&self, ask: &Ask<'_>, place: Option<usize>, now: Now, facts: &impl Facts) -> Acquired {
+        let held = Held {
+            place: place.map(|place| place as u64),
+            look_in: place.and_then(|place| self.looks_at_ms(place)).map(|at_ms| now.until(at_ms)),
             last_fence: self.fence,
+            ..self.first_held(now, facts).unwrap_or_default()
+        };
+        match (place, ask.if_held) {
+            (None, IfHeld::Queue { .. }) => Acquired::NotQueued(held),
+            _ => Acquired::Held(held),
         }
     }
 
@@ -147,14 +121,14 @@ impl LockState {
         let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, facts));
         let holder = &mut self.holders[at];
         holder.lease = lease.or(holder.lease);
-        if holder.request.as_ref() != ask.request {
+        if holder.request != ask.claim.request {
             // Two requests were answered that they hold the lock, so neither may cancel it.
             holder.request = None;
         }
         lease.is_some()
     }
 
-    /// Makes the request a holder.
+    /// Makes the request a holder. Returns what it has obtained.
     pub(super) fn hold(
         &mut self,
         ask: &Ask<'_>,
@@ -163,12 +137,12 @@ impl LockState {
         fence: u64,
         value: Option<Value>,
         facts: &impl Facts,
-    ) {
+    ) -> Grant {
         let (claim, now) = (ask.claim, facts.now());
         let lease: Option<LeaseRecord> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
         claim.key.as_str().clone_into(&mut self.key);
         self.fence = fence;
-        self.holders.push(HolderState {
+        let holder = HolderState {
             token: claim.token.clone(),
             fence,
             slot,
@@ -181,8 +155,11 @@ impl LockState {
             purpose: claim.purpose(),
             is_released: false,
             revoked_by: None,
-            request: ask.request.cloned(),
-        });
+            request: claim.request.clone(),
+        };
+        let grant = holder.grant(ask);
+        self.holders.push(holder);
+        grant
     }
 
     /// Returns the lowest free slot, if the mode allows another holder. A slot that the store finds taken, without a holder in
@@ -217,8 +194,9 @@ impl LockState {
 }
 
 impl HolderState {
-    /// Returns the answer to its request.
-    fn acquired(&self) -> Acquired {
-        Acquired::Mine { fence: self.fence, slot: self.slot, leased: self.lease.is_some() }
+    /// Returns what the holder has obtained, as the answer to this request.
+    pub(super) fn grant(&self, ask: &Ask<'_>) -> Grant {
+        let lease_from = self.lease.map(|_| ask.sent_at);
+        Grant { fence: self.fence, slot: self.slot, lease_from, by_hand_off: false }
     }
 }

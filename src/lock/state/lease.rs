@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Facts, Held, HolderState, LockState, Now, Purpose};
-use crate::lock::holder::Holder;
+use super::{Applied, Facts, HolderState, LockState, Now, Purpose};
+use crate::lock::answer::Renewed;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 
@@ -24,17 +24,6 @@ pub struct LeaseRecord {
 
 /// The epoch of a store that cannot tell this epoch of its clock from others.
 pub const UNKNOWN_EPOCH: &str = "unknown";
-
-/// The answer to a renewal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Renewed {
-    /// The lock is held for another ttl.
-    Mine,
-    /// The lock is no longer held. Final.
-    NotMine(Option<Held>),
-    /// The lock was revoked by this caller. Final.
-    Revoked(Holder),
-}
 
 impl LeaseRecord {
     /// Returns a lease of `ttl` from `now`.

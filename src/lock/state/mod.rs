@@ -34,20 +34,22 @@ mod histories;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
+use super::answer::Held;
 use super::claim::Mode;
 use super::ending::Ending;
 use super::holder::Holder;
 use super::token::Token;
 
-pub use acquire::{Acquired, Ask, OnHeld};
+pub use acquire::{Ask, IfHeld};
 pub use fence::FenceExhausted;
-pub use lease::{LeaseRecord, Renewed, UNKNOWN_EPOCH, millis};
+pub use lease::{LeaseRecord, UNKNOWN_EPOCH, millis};
 pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState, look_at_ms};
-pub use release::{Release, Released, Retain};
-pub use revoke::{LivingHolder, Revoked};
-pub use sequence::{Reserved, Wanted, integer};
+pub use release::{Release, Retain};
+pub use sequence::{Wanted, integer};
 
 /// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -203,6 +205,11 @@ impl Now {
         Now { ms, unix_ms: ms }
     }
 
+    /// Returns how long it is until the store's clock shows `ms`; zero if it has.
+    pub fn until(self, ms: u64) -> Duration {
+        Duration::from_millis(ms.saturating_sub(self.ms))
+    }
+
     /// Returns the Unix time at which the store's clock showed `ms`.
     pub fn unix_of(self, ms: u64) -> u64 {
         self.unix_ms.saturating_sub(self.ms.saturating_sub(ms))
@@ -271,23 +278,6 @@ impl<T> Applied<T> {
     }
 }
 
-/// A holder, as others see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Who it is.
-    pub who: Holder,
-    /// When it acquired the lock.
-    pub since_ms: u64,
-    /// When its lease ends, if it does.
-    pub ends_ms: Option<u64>,
-    /// What it holds the lock for.
-    pub purpose: Purpose,
-    /// Its fencing token.
-    pub fence: u64,
-    /// Its token, only to be compared: it is a secret.
-    pub token: Token,
-}
-
 impl LockState {
     /// Removes what has ended, and hands the lock off if it is free.
     pub fn look(&mut self, facts: &impl Facts) -> Applied<()> {
@@ -338,15 +328,13 @@ impl HolderState {
     }
 
     /// Returns the holder as others see it.
-    pub fn held(&self) -> Held {
-        let lease = self.lease.as_ref();
+    pub fn held(&self, now: Now) -> Held {
         Held {
-            who: self.who.clone(),
-            since_ms: self.since_ms,
-            ends_ms: lease.and_then(|lease| lease.ends_ms),
-            purpose: self.purpose,
-            fence: self.fence,
-            token: self.token.clone(),
+            holder: Some(self.who.clone()),
+            since: Some(Duration::from_millis(now.ms.saturating_sub(self.since_ms))),
+            expires_in: self.lease.and_then(|lease| lease.ends_ms).map(|ends_ms| now.until(ends_ms)),
+            token: Some(self.token.clone()),
+            ..Held::default()
         }
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! So the dead do not keep the lock for longer than one lease, however many have died: their leases and places all end within that.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Applied, Ask, Facts, HolderState, LeaseRecord, LockState, Now, Purpose, millis};
@@ -173,7 +175,7 @@ impl LockState {
         if let Some(place) = self.place_of(&claim.token) {
             let waiter = &mut self.waiters[place];
             waiter.prolong(place_ms, now);
-            if waiter.request.as_ref() != ask.request {
+            if waiter.request != claim.request {
                 // Two requests wait in this place, so neither may cancel what the other obtains.
                 waiter.request = None;
             }
@@ -188,7 +190,7 @@ impl LockState {
             joined_ms: now.ms,
             place_ms,
             ends_ms: now.ms.saturating_add(place_ms),
-            request: ask.request.cloned(),
+            request: claim.request.clone(),
         });
     }
 
@@ -214,7 +216,7 @@ impl LockState {
     /// Adds the other waiters that this concerns to `woken`: they must be woken.
     pub(super) fn hand_off(&mut self, asking: Option<&Ask<'_>>, woken: &mut Vec<Token>, now: Now, facts: &impl Facts) {
         while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < facts.hand_offs_max()) {
-            if self.done_since(waiter.once_per_ms, now).is_some() {
+            if self.recent_success(waiter.once_per_ms.map(Duration::from_millis), now).is_some() {
                 woken.push(self.waiters.remove(0).token);
                 continue;
             }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, Held, HolderState, LastRun, LeaseRecord, LockState, Now, Purpose, Success};
+use super::{Applied, Facts, HolderState, LastRun, LeaseRecord, LockState, Now, Purpose, Success, millis};
+use crate::lock::answer::{RecentSuccess, Released};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -32,19 +33,6 @@ pub enum Retain {
     AtLeast(Duration),
     /// Until it is released by its token, or for this long from now.
     Kept(Ttl),
-}
-
-/// The answer to a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// The lock is free.
-    Free,
-    /// The lock stays held, as requested.
-    Retained,
-    /// The lock will be free when the command under it ends.
-    WhenItEnds,
-    /// The token does not hold the lock, or no longer. For a release by hand: who does.
-    NotMine(Option<Held>),
 }
 
 impl Release {
@@ -161,11 +149,12 @@ impl LockState {
         });
     }
 
-    /// Returns when the run began that succeeded in this period of so many milliseconds, if there is one. A run that began in the
-    /// future, because the clock was set back since, counts for no longer than one in the past.
-    pub fn done_since(&self, once_per_ms: Option<u64>, now: Now) -> Option<u64> {
-        let (once_per_ms, Success { began_unix_ms, .. }) = (once_per_ms?, self.success?);
-        (now.unix_ms.abs_diff(began_unix_ms) < once_per_ms).then_some(began_unix_ms)
+    /// Returns the run that succeeded in this period, if there is one. A run that began in the future, because the clock was set
+    /// back since, counts for no longer than one in the past.
+    pub fn recent_success(&self, once_per: Option<Duration>, now: Now) -> Option<RecentSuccess> {
+        let (once_per, Success { began_unix_ms: began_ms, .. }) = (once_per?, self.success?);
+        let is_recent = now.unix_ms.abs_diff(began_ms) < millis(once_per);
+        is_recent.then_some(RecentSuccess { began_ms, now_ms: now.unix_ms })
     }
 }
 

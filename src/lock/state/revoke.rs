@@ -1,36 +1,10 @@
 //! Revocation: `lockrun break`.
 
-use super::{Applied, Facts, Held, HolderState, LeaseRecord, LockState, Now, Purpose};
+use std::time::Duration;
+
+use super::{Applied, Facts, HolderState, LeaseRecord, LockState, Purpose};
+use crate::lock::answer::{Held, LivingHolder, Revoked};
 use crate::lock::holder::Holder;
-
-/// The result of a revocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Revoked {
-    /// The lock has no holder.
-    Free,
-    /// The lock is held, but under none of the given fences.
-    Others(Vec<Held>),
-    /// The lock was revoked from every holder that can lose it.
-    From {
-        /// The holders that have lost it, or will.
-        from: Vec<Held>,
-        /// The holders that keep it, because a living process holds it.
-        living: Vec<LivingHolder>,
-        /// When the last revoked lease ends under which a command may still run, if there is one.
-        free_at_ms: Option<u64>,
-        /// Whether a command may still run under a lease that is gone, without learning of the revocation.
-        may_run_unaware: bool,
-    },
-}
-
-/// A holder whose living process holds the lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LivingHolder {
-    /// The holder as others see it.
-    pub held: Held,
-    /// Its slot.
-    pub slot: u32,
-}
 
 impl LockState {
     /// Returns the fences of the holders; with `only`, that one if a holder has it. A revocation that is made again goes by the
@@ -57,24 +31,24 @@ impl LockState {
         self.drop_ended(now, facts);
         let is_meant = |holder: &HolderState| fences.is_none_or(|fences| fences.contains(&holder.fence));
         if !self.holders.iter().any(is_meant) {
-            let others: Vec<Held> = self.holders.iter().map(HolderState::held).collect();
+            let others: Vec<Held> = self.holders.iter().map(|holder| holder.held(now)).collect();
             let answer = if others.is_empty() { Revoked::Free } else { Revoked::Others(others) };
             return self.finish(answer, before, now, facts);
         }
-        let (mut from, mut living, mut free_at_ms, mut may_run_unaware) = (Vec::new(), Vec::new(), None, false);
+        let (mut from, mut living, mut free_in, mut may_run_unaware) = (Vec::new(), Vec::new(), Duration::ZERO, false);
         for mut holder in std::mem::take(&mut self.holders) {
             let Some(lease) = holder.lease.filter(|_| is_meant(&holder)) else {
                 if is_meant(&holder) {
-                    living.push(LivingHolder { held: holder.held(), slot: holder.slot });
+                    living.push(LivingHolder { held: holder.held(now), slot: holder.slot, pids: Vec::new() });
                 }
                 self.holders.push(holder);
                 continue;
             };
-            from.push(holder.held());
+            from.push(holder.held(now));
             let runs = matches!(holder.purpose, Purpose::Run | Purpose::Unrecorded);
             let ends_ms = lease.ends_ms.or(lease.ttl_ms.map(|ttl_ms| now.ms.saturating_add(ttl_ms)));
-            if runs && !at_once && ends_ms.is_some() {
-                free_at_ms = free_at_ms.max(ends_ms);
+            if let Some(end_ms) = ends_ms.filter(|_| runs && !at_once) {
+                free_in = free_in.max(now.until(end_ms));
                 holder.lease = Some(LeaseRecord { ends_ms, ..lease });
                 holder.revoked_by = Some(by.clone());
                 self.holders.push(holder);
@@ -83,32 +57,21 @@ impl LockState {
                 self.record(&holder, None, now);
             }
         }
-        self.finish(Revoked::From { from, living, free_at_ms, may_run_unaware }, before, now, facts)
+        self.finish(Revoked::From { from, living, free_in, may_run_unaware }, before, now, facts)
     }
 }
 
 impl Revoked {
-    /// Returns in how many milliseconds from `now` the lock will be free at the latest.
-    pub fn free_in_ms(&self, now: Now) -> u64 {
-        self.free_at_ms().map_or(0, |free_at_ms| free_at_ms.saturating_sub(now.ms))
-    }
-
     /// Returns the answer to a revocation that was made again, and answered so the second time, because the first one may
     /// have been carried out.
     pub fn made_again(self, second: &Self) -> Self {
         match self {
             // A holder that is not found any more may have lost the lock by the first one.
             Revoked::From { from, living, may_run_unaware, .. } => {
-                Revoked::From { from, living, free_at_ms: second.free_at_ms(), may_run_unaware }
+                let free_in = if let Revoked::From { free_in, .. } = second { *free_in } else { Duration::ZERO };
+                Revoked::From { from, living, free_in, may_run_unaware }
             }
             Revoked::Free | Revoked::Others(_) => self,
-        }
-    }
-
-    fn free_at_ms(&self) -> Option<u64> {
-        match self {
-            Revoked::From { free_at_ms, .. } => *free_at_ms,
-            Revoked::Free | Revoked::Others(_) => None,
         }
     }
 }

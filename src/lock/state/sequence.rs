@@ -1,6 +1,7 @@
 //! Sequences: each run reserves a value, and no value is used twice.
 
 use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, Purpose, SequenceState, Value};
+use crate::lock::answer::Reserved;
 use crate::lock::claim::Mode;
 use crate::lock::token::Token;
 
@@ -25,28 +26,6 @@ pub enum Wanted {
     },
 }
 
-/// The answer to a reservation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reserved {
-    /// The value is reserved for the request.
-    Mine {
-        /// The fencing token.
-        fence: u64,
-        /// The slot in which the store keeps the reservation.
-        slot: u32,
-        /// The value.
-        value: String,
-    },
-    /// Another run has reserved it.
-    Taken,
-    /// This value is not an integer, or the next one would be out of range.
-    NoNext(String),
-    /// The last value is this one, not the one from which the request started.
-    LastChanged(Option<String>),
-    /// The request was cancelled before it arrived.
-    Cancelled,
-}
-
 /// Returns the value as an integer, if it is written exactly as lockrun writes integers.
 pub fn integer(value: &str) -> Option<i64> {
     value.parse().ok().filter(|integer: &i64| integer.to_string() == value)
@@ -65,7 +44,8 @@ impl LockState {
         let (now, before) = (facts.now(), self.next_end());
         let token = &ask.claim.token;
         if self.is_cancelled(token, now, facts) {
-            return Ok(self.finish_with(Reserved::Cancelled, before, Vec::new(), facts));
+            // Nobody waits for this answer.
+            return Ok(self.finish_with(Reserved::Taken, before, Vec::new(), facts));
         }
         // What has ended goes to the waiters first: they were there before.
         self.drop_ended(now, facts);
@@ -74,12 +54,12 @@ impl LockState {
         if let Some(at) = self.position(token) {
             if self.holders[at].purpose == Purpose::Unrecorded {
                 // The record of its reservation was deleted, too.
-                return Ok(self.finish_with(Reserved::Cancelled, before, woken, facts));
+                return Ok(self.finish_with(Reserved::Taken, before, woken, facts));
             }
             let begins_lease = self.answer_again(at, ask, now, facts);
-            let HolderState { fence, slot, value, .. } = &self.holders[at];
-            let value = value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
-            let mine = Reserved::Mine { fence: *fence, slot: *slot, value };
+            let holder = &self.holders[at];
+            let value = holder.value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
+            let mine = Reserved::Mine(holder.grant(ask), value);
             return Ok(Applied { begins_lease, ..self.finish_with(mine, before, woken, facts) });
         }
         let value = match self.choose_value(wanted) {
@@ -91,9 +71,9 @@ impl LockState {
         // anyway.
         let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
-        let mine = Reserved::Mine { fence, slot, value: value.value.clone() };
-        self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
-        Ok(self.finish_with(mine, before, woken, facts))
+        let reserved = value.value.clone();
+        let grant = self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
+        Ok(self.finish_with(Reserved::Mine(grant, reserved), before, woken, facts))
     }
 
     /// Returns the value reserved under this token.

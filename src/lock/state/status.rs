@@ -2,11 +2,50 @@
 
 use std::time::Duration;
 
-use super::{Facts, Held, HolderState, LockState, Now, WaiterState, millis};
+use super::{Facts, HolderState, LockState, Now, WaiterState, millis};
+use crate::lock::answer::Held;
 use crate::lock::claim::Mode;
+use crate::lock::key::Key;
+use crate::lock::key_status::{HolderStatus, KeyStatus, WaiterStatus};
 use crate::lock::token::Token;
 
 impl LockState {
+    /// Returns the status of the key, with the waiters in the state.
+    pub fn status(&self, key: Key, facts: &impl Facts) -> KeyStatus {
+        let now = facts.now();
+        let holding = |holder: &HolderState| {
+            let held = holder.held(now);
+            HolderStatus {
+                who: holder.who.clone(),
+                since_ms: now.unix_of(holder.since_ms),
+                has_lease: holder.lease.is_some(),
+                expires_in: held.expires_in,
+                fence: holder.fence,
+                slot: holder.mode.several_slots().map(|_| holder.slot),
+                purpose: holder.purpose,
+                is_shared: holder.mode == Mode::Shared,
+                value: holder.value.as_ref().map(|value| value.value.clone()),
+                revoked: holder.revoked_by.is_some(),
+                token: held.token,
+            }
+        };
+        let waiting = |waiter: &WaiterState| WaiterStatus {
+            who: waiter.who.clone(),
+            since_ms: Some(now.unix_of(waiter.joined_ms)),
+        };
+        KeyStatus {
+            key,
+            now_ms: now.unix_ms,
+            fence: self.fence,
+            holders: self.holders_in_force(facts).into_iter().map(holding).collect(),
+            waiters: self.waiters_in_force(facts).into_iter().map(waiting).collect(),
+            last: self.last.clone(),
+            success: self.success,
+            value: self.sequence.as_ref().map(|sequence| sequence.last.clone()),
+            withheld: None,
+        }
+    }
+
     /// Returns the holders, the longest first.
     pub fn holders_in_force(&self, facts: &impl Facts) -> Vec<&HolderState> {
         if self.is_of_another_epoch(facts) {
@@ -32,7 +71,7 @@ impl LockState {
         let mut holders: Vec<&HolderState> = self.holders.iter().collect();
         holders.sort_by_key(ends_of);
         // Lazily: a store may have to inspect a process for each holder that it is asked about.
-        holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(HolderState::held)
+        holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(|holder| holder.held(now))
     }
 
     /// Returns whether the lock could be held in this mode now, too, if nobody were ahead.

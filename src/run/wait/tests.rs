@@ -34,7 +34,7 @@ struct Scripted {
 }
 
 impl Store for Scripted {
-    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+    fn try_acquire(&mut self, _: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
         self.asked.push(if_held);
         self.tries.pop_front().expect("it is not asked so often")
     }
@@ -120,11 +120,11 @@ impl Watcher for Onlooker {
 }
 
 /// The answer to a try.
-type Answer = Result<Tried, RequestError>;
+type Answer = Result<Acquired, RequestError>;
 
-const MINE: Answer = Ok(Tried::Mine(GRANT));
+const MINE: Answer = Ok(Acquired::Mine(GRANT));
 
-const HELD: Answer = Ok(Tried::Held(Held {
+const HELD: Answer = Ok(Acquired::Held(Held {
     holder: None,
     since: None,
     expires_in: None,
@@ -207,7 +207,7 @@ fn wait_through(
     outage: Duration,
     tries: impl IntoIterator<Item = Answer>,
     onlooker: &mut Onlooker,
-) -> Result<WaitEnd, RequestError> {
+) -> Result<Acquired, RequestError> {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: tries.into_iter().collect(), ..Scripted::default() };
     let claim = Claim::example();
@@ -296,7 +296,7 @@ fn a_long_sleep_is_no_outage() {
     };
     let mut onlooker = Onlooker::new(true);
     let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
-    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
+    assert!(matches!(waited, Ok(Acquired::Mine(GRANT))));
     let woken_at = waiting.outage_from.expect("it was heard of");
     assert!(Moment::now().since(woken_at) < OUTAGE_MAX);
 }
@@ -366,7 +366,7 @@ fn patience_begins_anew_when_lockrun_is_continued() {
     // It looks ten times a second.
     let mut onlooker = Onlooker { stops: RefCell::new([true; 20 * 60].into()), ..Onlooker::new(true) };
     let waited = wait_through(Duration::ZERO, [failed(true, true), MINE], &mut onlooker);
-    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
+    assert!(matches!(waited, Ok(Acquired::Mine(GRANT))));
 }
 
 // The same if this process was suspended between two tries.
@@ -382,7 +382,7 @@ fn patience_begins_anew_when_the_waiter_is_continued() {
     let mut onlooker = Onlooker::new(true);
     let waited =
         IdleMachine::suspending(2 * OUTAGE_MAX, || waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker));
-    assert!(matches!(waited, Ok(WaitEnd::Granted(GRANT))));
+    assert!(matches!(waited, Ok(Acquired::Mine(GRANT))));
 }
 
 #[test]
@@ -436,8 +436,8 @@ const TERMS: Terms = Terms {
 };
 
 /// The answer that the claim waits in this place, and that the last fence issued is 7.
-fn waits_in(place: u64, look_in: Option<Duration>) -> Tried {
-    Tried::Held(Held { place: Some(place), look_in, last_fence: 7, ..Held::default() })
+fn waits_in(place: u64, look_in: Option<Duration>) -> Acquired {
+    Acquired::Held(Held { place: Some(place), look_in, last_fence: 7, ..Held::default() })
 }
 
 /// Waits, on an idle machine, for a lock that is handed over with this fence after so long. Returns what was acquired, and how often the

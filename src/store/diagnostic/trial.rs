@@ -9,7 +9,7 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::store::{Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError, Tried};
+use crate::store::{Acquired, Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError};
 
 /// Long enough for a slow server. As long as a run's by default: after a failover a Redis grants nothing until the longest lease
 /// that it knows of would have ended.
@@ -38,14 +38,14 @@ fn hand_off(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     let (first, second) = (claim(), claim());
     let queue = IfHeld::Queue { max_waiting: None, until: None };
     let before = match ask(store, &first, IfHeld::Leave)? {
-        Tried::Mine(grant) => grant,
-        Tried::Held(held) if held.withheld.is_some() => bail!("it is held by {held}"),
+        Acquired::Mine(grant) => grant,
+        Acquired::Held(held) if held.withheld.is_some() => bail!("it is held by {held}"),
         _ => bail!("a lock that is free is not granted"),
     };
-    let Tried::Held(_) = ask(store, &second, queue)? else { bail!("a lock that is held is granted") };
+    let Acquired::Held(_) = ask(store, &second, queue)? else { bail!("a lock that is held is granted") };
     let Renewed::Mine = store.renew(key, &first.token, None)? else { bail!("a lock that was granted is gone at once") };
     let Released::Free = store.release(key, &first.token, Release::ByHand)? else { bail!("a lock cannot be released") };
-    let Tried::Mine(after) = ask(store, &second, queue)? else {
+    let Acquired::Mine(after) = ask(store, &second, queue)? else {
         bail!("a lock that was released is not granted to the waiter")
     };
     store.release(key, &second.token, Release::ByHand)?;
@@ -56,6 +56,6 @@ fn hand_off(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
 }
 
 /// Requests the lock once, and cancels the claim on failure.
-fn ask(store: &mut dyn Store, claim: &Claim, if_held: IfHeld) -> Result<Tried, StoreError> {
+fn ask(store: &mut dyn Store, claim: &Claim, if_held: IfHeld) -> Result<Acquired, StoreError> {
     store.try_acquire(claim, if_held).map_err(|failed| failed.cancel(store, claim))
 }

@@ -13,7 +13,7 @@ use super::operation::transacted;
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, StoreError, from_state, listing_limit};
+use crate::store::{KeyStatus, Listing, Prune, StoreError, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
@@ -126,7 +126,7 @@ impl EtcdStore {
             return Ok(None);
         }
         let facts = EtcdFacts { now_ms, found: &found, may_be_done: false };
-        let mut status = from_state::status(key.clone(), &state, &facts);
+        let mut status = state.status(key.clone(), &facts);
         for holding in &mut status.holders {
             let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
             if holding.expires_in.is_some() {

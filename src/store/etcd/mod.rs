@@ -29,15 +29,14 @@ use std::thread;
 use std::time::Duration;
 
 use super::{
-    Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
-    Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
+    Acquired, Claim, Diagnose, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
+    Revoked, Sequences, Store, StoreError, Wakeup, Wanted,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::state::{Applied, Ask, FenceExhausted, LockState};
 use crate::lock::token::Token;
-use crate::store::RecentSuccess;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -175,14 +174,10 @@ fn on(key: &Key) -> Subject<'_> {
 }
 
 impl Store for EtcdStore {
-    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
-        let on_held = match if_held {
-            IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
-            IfHeld::Leave => OnHeld::Leave,
-        };
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held };
-        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
         let sent_at = Moment::now();
+        let ask = Ask { claim, leased: true, sent_at, if_held };
+        let needs_all_waiters = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
         let may_wait = claim.request.is_some() || self.client.may_be_done;
         let row = if may_wait { RowUse::Sought } else { RowUse::IfKnown };
@@ -198,35 +193,28 @@ impl Store for EtcdStore {
             }
             self.failed(&failure)
         })?;
-        let now = Now::unix(committed.now_ms);
-        match committed.answer {
-            Acquired::Mine { fence, slot, .. } => {
-                self.leave();
-                Ok(Tried::Mine(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false }))
+        let mut answer = committed.answer;
+        match &mut answer {
+            Acquired::Held(held @ Held { place: Some(_), .. }) => {
+                self.seen_revision = committed.revision;
+                let place = held.place.unwrap_or_default() + committed.unread_ahead;
+                let again = waiting::look_again(place).filter(|_| committed.looks_again);
+                held.place = Some(place);
+                held.look_in = held.look_in.into_iter().chain(again).min();
             }
-            Acquired::NotNeeded { began_unix_ms } => {
+            Acquired::Mine(_) => self.leave(),
+            Acquired::NotNeeded(_) => {
                 // The row may be gone, and the key that has woken us be left on its lease.
                 self.unused_leases.extend(lease_before);
                 self.leave();
                 self.revoke_unused_leases();
-                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms: now.unix_ms }))
             }
-            Acquired::Held { first, place: Some(at), look_at_ms, last_fence } => {
-                self.seen_revision = committed.revision;
-                let at = at as u64 + committed.unread_ahead;
-                let held = from_state::waits(first, Some(at), look_at_ms, last_fence, now);
-                let again = waiting::look_again(at).filter(|_| committed.looks_again);
-                Ok(Tried::Held(Held { look_in: held.look_in.into_iter().chain(again).min(), ..held }))
-            }
-            Acquired::Held { first, place: None, last_fence, .. } => {
+            Acquired::Held(_) | Acquired::NotQueued(_) | Acquired::Interrupted(_) => {
                 self.leave();
                 self.revoke_unused_leases();
-                let held = from_state::waits(first, None, None, last_fence, now);
-                Ok(if if_held == IfHeld::Leave { Tried::Held(held) } else { Tried::NotQueued(held) })
             }
-            // A claim is cancelled only when it is given up, and is not made again.
-            Acquired::Cancelled => Ok(Tried::Held(Held::default())),
         }
+        Ok(answer)
     }
 
     fn await_turn(
@@ -253,14 +241,14 @@ impl Store for EtcdStore {
         self.client.may_be_done = false;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
-            let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
+            let is_done = facts.may_be_done && matches!(applied.answer, Released::NotMine(_));
             let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
             before = Some(answer.clone());
             Applied { answer, ..applied }
         });
-        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
+        let Committed { answer, .. } = released.map_err(|failure| self.explain(&failure))?;
         self.revoke_unused_leases();
-        Ok(from_state::released(answer, Now::unix(now_ms)))
+        Ok(answer)
     }
 
     fn prepare_release(&mut self, key: &Key, token: &Token, until: Moment) {
@@ -292,7 +280,7 @@ impl Store for EtcdStore {
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         // The fences that the first attempt finds. And the last answer: if its outcome is unknown, it may have been carried out.
-        let (mut meant, mut answered): (Option<Vec<u64>>, Option<state::Revoked>) = (None, None);
+        let (mut meant, mut answered): (Option<Vec<u64>>, Option<Revoked>) = (None, None);
         let mut unrecorded = Vec::new();
         let revoked = self.once(on(key), |state, facts| {
             let fences = meant.get_or_insert_with(|| state.fences(fence));
@@ -306,26 +294,24 @@ impl Store for EtcdStore {
             answered = Some(answer.clone());
             Ok(Applied { answer, ..applied })
         });
-        let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
+        let Committed { mut answer, .. } = revoked.map_err(|failure| self.explain(&failure))?;
         self.revoke_unused_leases();
-        let mut revoked = from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new());
-        if let Revoked::From { free_in, .. } = &mut revoked
+        if let Revoked::From { free_in, .. } = &mut answer
             && !free_in.is_zero()
         {
             let left = self.time_left(&unrecorded).unwrap_or_default();
             *free_in = left.into_iter().flatten().fold(*free_in, Duration::max);
         }
-        Ok(revoked)
+        Ok(answer)
     }
 }
 
 impl Sequences for EtcdStore {
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave };
-        let sent_at = Moment::now();
+        let ask = Ask { claim, leased: true, sent_at: Moment::now(), if_held: IfHeld::Leave };
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
         let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
-        Ok(from_state::reserved(answer, Some(sent_at)))
+        Ok(answer)
     }
 }
 

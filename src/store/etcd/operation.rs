@@ -51,8 +51,6 @@ pub(super) enum RowUse {
 pub(super) struct Committed<T> {
     /// The answer.
     pub(super) answer: T,
-    /// When it was carried out, in milliseconds of Unix time.
-    pub(super) now_ms: u64,
     /// The cluster's revision as of the answer.
     pub(super) revision: i64,
     /// How many of those ahead of the asking client were not read, if it waits.
@@ -245,7 +243,7 @@ impl EtcdStore {
         }
         self.note_leases(change, attempt, found);
         let Applied { answer, is_unfinished, .. } = applied;
-        Ok(Attempted::Done(Committed { answer, now_ms, revision, unread_ahead, looks_again, is_unfinished }))
+        Ok(Attempted::Done(Committed { answer, revision, unread_ahead, looks_again, is_unfinished }))
     }
 
     /// After another operation was quicker, and left what was `found`: returns what to start from.

@@ -15,9 +15,8 @@ use super::operation::{Subject, transacted};
 use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::Now;
 use crate::lock::token::Token;
-use crate::store::{Renewed, from_state};
+use crate::store::Renewed;
 use crate::sys::clock::Moment;
 
 impl EtcdStore {
@@ -35,7 +34,7 @@ impl EtcdStore {
         if Moment::now().since(began) < self.timeout / 4 {
             self.revoke_unused_leases();
         }
-        Ok(from_state::renewed(committed.answer, Now::unix(committed.now_ms)))
+        Ok(committed.answer)
     }
 
     /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, the lock is held

@@ -1,4 +1,4 @@
-//! Converts the answers of the rules ([`crate::lock::state`]) to the store's.
+//! What the kernel adds to the answers of the rules ([`crate::lock::state`]).
 
 use std::time::{Duration, SystemTime};
 
@@ -9,25 +9,13 @@ use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{self, LockState, Now, millis};
-use crate::store::from_state;
-use crate::store::{Grant, Held, HolderStatus, KeyStatus, LivingHolder, Revoked, StoreError};
-use crate::sys::clock::Moment;
+use crate::lock::state::{LockState, millis};
+use crate::store::{Held, HolderStatus, KeyStatus, LivingHolder, Revoked, StoreError};
 
-/// Returns the grant of a lock that was acquired just now; under a lease if it is `leased`.
-pub(super) fn grant(fence: u64, slot: u32, leased: bool) -> Grant {
-    let lease_from = if leased { Some(Moment::now()) } else { None };
-    Grant { fence, slot, lease_from, by_hand_off: false }
-}
-
-/// Returns the answer to a revocation from the holder with this `fence`, or from all.
-pub(super) fn revoked(
-    revoked: state::Revoked,
-    fence: Option<u64>,
-    file: &LockFile,
-    now: Now,
-) -> Result<Revoked, StoreError> {
-    if revoked == state::Revoked::Free
+/// Adds to the answer to a revocation, from the holder with this `fence` or from all, what only the kernel knows: which processes keep the
+/// lock held.
+pub(super) fn revoked(mut revoked: Revoked, fence: Option<u64>, file: &LockFile) -> Result<Revoked, StoreError> {
+    if revoked == Revoked::Free
         && let Some(unrecorded) = unrecorded(file)?
     {
         return Ok(match fence {
@@ -40,7 +28,13 @@ pub(super) fn revoked(
             },
         });
     }
-    Ok(from_state::revoked(revoked, now, |living| keepers(living.held.who.pid, living.slot, file)))
+    if let Revoked::From { living, .. } = &mut revoked {
+        for it in living {
+            let pid = it.held.holder.as_ref().map_or(0, |holder| holder.pid);
+            it.pids = keepers(pid, it.slot, file);
+        }
+    }
+    Ok(revoked)
 }
 
 /// Returns the holder of a lock that is held although its record names no holder, if there is one. The record was lost, or lockrun was
@@ -49,7 +43,7 @@ pub(super) fn unrecorded(file: &LockFile) -> Result<Option<LivingHolder>, StoreE
     Ok(taken_slot(file)?.map(|slot| {
         let pids = keepers(0, slot, file);
         let holder = pids.first().map(|pid| Holder::of_process(*pid));
-        LivingHolder { held: Held { holder, ..Held::default() }, pids }
+        LivingHolder { held: Held { holder, ..Held::default() }, slot, pids }
     }))
 }
 
@@ -98,7 +92,7 @@ pub(super) fn status(
     file: &LockFile,
     waiters: &waiters::Waiters,
 ) -> Result<KeyStatus, StoreError> {
-    let mut status = KeyStatus { waiters: waiters.of(file)?, ..from_state::status(key, state, facts) };
+    let mut status = KeyStatus { waiters: waiters.of(file)?, ..state.status(key, facts) };
     if status.holders.is_empty() {
         status.holders.extend(unrecorded(file)?.map(|it| HolderStatus {
             who: it.held.holder.unwrap_or_default(),

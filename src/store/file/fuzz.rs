@@ -7,9 +7,9 @@ use crate::commands::status;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{Ask, Facts, HolderState, LockState, Now, OnHeld, Release, Retain, Wanted};
-use crate::store::from_state;
+use crate::lock::state::{Ask, Facts, HolderState, IfHeld, LockState, Now, Release, Retain, Wanted};
 use crate::store::fuzz::claim;
+use crate::sys::clock::Moment;
 
 /// The greatest offset of a copy that is tried, in bytes.
 const AT_MAX: usize = 1 << 14;
@@ -83,8 +83,8 @@ fn rules(state: &LockState) {
     let by = Holder::default();
     for now in [0, 1_800_000_000_000, u64::MAX] {
         let world = World(Now::unix(now));
-        for on_held in [OnHeld::Leave, OnHeld::Wait { max: Some(3) }] {
-            let ask = Ask { claim: &claim, leased: true, request: None, on_held };
+        for if_held in [IfHeld::Leave, IfHeld::Queue { max_waiting: Some(3), until: None }] {
+            let ask = Ask { claim: &claim, leased: true, sent_at: Moment::now(), if_held };
             let mut after = state.clone();
             if after.acquire(&ask, &world).is_ok() {
                 assert!(after.fence >= state.fence, "a fence that falls");
@@ -105,6 +105,6 @@ fn rules(state: &LockState) {
         state.clone().revoke(Some(&[state.fence]), &by, true, &world);
         let _ = state.is_prunable(Duration::from_secs(1), &world);
         let key = Key::new(state.key.as_ref()).unwrap_or_else(|_| claim.key.clone());
-        status::fuzz::check(&[from_state::status(key, state, &world)]);
+        status::fuzz::check(&[state.status(key, &world)]);
     }
 }

@@ -30,16 +30,15 @@ use std::time::Duration;
 use anyhow::anyhow;
 
 use super::{
-    Claim, Diagnose, IfHeld, KeyStatus, Listing, Prune, Release, Released, Renewed, RequestError, Reserved, Revoked,
-    Sequences, Store, StoreError, Tried, Wakeup, Wanted,
+    Acquired, Claim, Diagnose, Grant, IfHeld, KeyStatus, Listing, Prune, Release, Released, Renewed, RequestError,
+    Reserved, Revoked, Sequences, Store, StoreError, Wakeup, Wanted,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{Ask, Facts as _, FenceExhausted, LockState, OnHeld};
+use crate::lock::state::{Ask, FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
-use crate::store::from_state;
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::sys::wait::{WaitObserver, Waiter};
@@ -47,7 +46,7 @@ use access::Access;
 use directory::Directory;
 use facts::KernelFacts;
 use lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
-use turnstile::{PendingClaim, SlotReply};
+use turnstile::PendingClaim;
 use unreadable::Unreadable;
 
 pub(super) use url::KIND;
@@ -99,7 +98,7 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
         for _ in 0..VANISHED_MAX {
             let pending = match &mut self.pending {
                 Some(pending) => pending,
@@ -108,28 +107,20 @@ impl Store for FileStore {
                     none.insert(PendingClaim::at(directory, claim)?)
                 }
             };
-            match pending.ask(claim, if_held)? {
-                SlotReply::Mine(grant) => {
-                    let file = self.pending.take().map(PendingClaim::into_file).filter(|_| grant.lease_from.is_none());
-                    self.locked = file.map(|file| Locked { file, slot: grant.slot });
-                    return Ok(Tried::Mine(grant));
-                }
-                SlotReply::Held(held) => {
-                    if if_held == IfHeld::Leave {
-                        self.pending = None;
-                    }
-                    return Ok(Tried::Held(held));
-                }
-                SlotReply::NotQueued(held) => {
+            let answer = match pending.ask(claim, if_held)? {
+                None => {
                     self.pending = None;
-                    return Ok(if if_held == IfHeld::Leave { Tried::Held(held) } else { Tried::NotQueued(held) });
+                    continue;
                 }
-                SlotReply::NotNeeded(done) => {
-                    self.pending = None;
-                    return Ok(Tried::NotNeeded(done));
-                }
-                SlotReply::Vanished => self.pending = None,
+                Some(Acquired::NotQueued(held)) if if_held == IfHeld::Leave => Acquired::Held(held),
+                Some(answer) => answer,
+            };
+            let waits = if_held != IfHeld::Leave && matches!(answer, Acquired::Held(_));
+            let pending = if waits { None } else { self.pending.take() };
+            if let Acquired::Mine(Grant { slot, lease_from: None, .. }) = answer {
+                self.locked = pending.map(|pending| Locked { file: pending.into_file(), slot });
             }
+            return Ok(answer);
         }
         Err(vanishes(&self.directory_for_a_lock()?, &claim.key))
     }
@@ -147,14 +138,14 @@ impl Store for FileStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
-        file.edit(|state, facts| Ok(from_state::renewed(state.renew(token, ttl, facts).answer, facts.now())))
+        file.edit(|state, facts| Ok(state.renew(token, ttl, facts).answer))
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let mut has_value = false;
         let release = |state: &mut LockState, facts: &KernelFacts<'_>| {
             has_value = state.reserved_by(token).is_some();
-            Ok(from_state::released(state.release(token, how, false, facts).answer, facts.now()))
+            Ok(state.release(token, how, false, facts).answer)
         };
         let Release::Run { succeeded, .. } = how else {
             let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
@@ -223,9 +214,7 @@ impl Store for FileStore {
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
         let fences = fence.as_ref().map(slice::from_ref);
-        file.edit(|state, facts| {
-            answers::revoked(state.revoke(fences, by, now, facts).answer, fence, &file, facts.now())
-        })
+        file.edit(|state, facts| answers::revoked(state.revoke(fences, by, now, facts).answer, fence, &file))
     }
 }
 
@@ -240,7 +229,7 @@ impl Sequences for FileStore {
                     return Ok(None);
                 }
                 let applied = state.reserve(&ask(claim, false), wanted, facts);
-                Ok(Some(from_state::reserved(applied.map_err(|error| no_fence(error, &file))?.answer, None)))
+                Ok(Some(applied.map_err(|error| no_fence(error, &file))?.answer))
             })?;
             let Some(reserved) = reserved else { continue };
             if let Reserved::Mine(grant, _) = &reserved {
@@ -315,7 +304,7 @@ fn vanishes(directory: &Directory, key: &Key) -> RequestError {
 
 /// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the state.
 fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
-    Ask { claim, leased, request: claim.request.as_ref(), on_held: OnHeld::Leave }
+    Ask { claim, leased, sent_at: Moment::now(), if_held: IfHeld::Leave }
 }
 
 fn no_fence(error: FenceExhausted, file: &LockFile) -> StoreError {

@@ -10,9 +10,9 @@ use anyhow::Context;
 
 use super::directory::Directory;
 use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
-use super::{answers, ask, clock, no_fence};
-use crate::lock::state::{self, Facts as _, millis};
-use crate::store::{Claim, Grant, Held, IfHeld, Mode, RecentSuccess, StoreError, Wakeup, from_state};
+use super::{ask, clock, no_fence};
+use crate::lock::state::Facts as _;
+use crate::store::{Acquired, Claim, IfHeld, Mode, StoreError, Wakeup};
 use crate::sys::children::ReapedByKernel;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -30,20 +30,6 @@ const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 /// How long a claim that may wait lets a run pass the turnstile before it joins the kernel's queue, where signals and the claim's own time
 /// end its wait.
 const PASSING: Duration = Duration::from_millis(100);
-
-/// The result of requesting a slot.
-pub(super) enum SlotReply {
-    /// A slot was acquired.
-    Mine(Grant),
-    /// No slot is free, or other runs are ahead.
-    Held(Held),
-    /// The same, and the claim did not join the queue: it is full, or the claim's token holds the lock in another mode.
-    NotQueued(Held),
-    /// No slot is needed: a run has succeeded recently.
-    NotNeeded(RecentSuccess),
-    /// The file has lost its name: the lock is another file now.
-    Vanished,
-}
 
 /// A claim on a lock file that has not acquired it yet. Dropping it closes the file, which frees all of the claim's kernel locks on it.
 #[derive(Debug)]
@@ -78,42 +64,47 @@ impl PendingClaim {
     }
 
     /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
-    /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock.
-    pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
+    /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock. Returns `None` if the
+    /// file has lost its name: the lock is another file now.
+    pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
         let turnstile = if self.is_next { Turnstile::Entered } else { self.enter(claim, if_held)? };
         self.is_next = turnstile == Turnstile::Entered;
         let found = self.find(turnstile, claim, if_held).and_then(|found| self.join(found, if_held));
-        if self.is_next && (!matches!(found, Ok(SlotReply::Held(_))) || if_held == IfHeld::Leave) {
+        if self.is_next && (!matches!(found, Ok(Some(Acquired::Held(_)))) || if_held == IfHeld::Leave) {
             self.leave()?;
         }
         found
     }
 
     /// Takes a slot if the claim has the turnstile, or returns what can be seen from outside it.
-    fn find(&mut self, turnstile: Turnstile, claim: &Claim, if_held: IfHeld) -> Result<SlotReply, StoreError> {
+    fn find(&mut self, turnstile: Turnstile, claim: &Claim, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
         // A claim by hand may repeat the request of a holder, with its token. That takes no slot, so it needs no turnstile.
-        if (self.is_next || claim.by_hand)
-            && let Some(found) = self.take(claim)?
-        {
-            return Ok(found);
+        if self.is_next || claim.by_hand {
+            if !self.file.has_its_name(&self.directory)? {
+                return Ok(None);
+            }
+            if let Some(found) = self.take(claim)? {
+                return Ok(Some(found));
+            }
         }
         match self.look(claim)? {
-            SlotReply::Held(held) if self.has_room(claim)? => match self.blocked_by(turnstile, held, claim, if_held)? {
-                Some(held) => Ok(SlotReply::Held(held)),
+            Acquired::Held(held) if self.has_room(claim)? => match self.blocked_by(turnstile, held, claim, if_held)? {
+                Some(held) => Ok(Some(Acquired::Held(held))),
                 None => self.ask(claim, if_held),
             },
-            found => Ok(found),
+            found => Ok(Some(found)),
         }
     }
 
     /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the claim's place.
-    fn join(&mut self, found: SlotReply, if_held: IfHeld) -> Result<SlotReply, StoreError> {
+    fn join(&mut self, found: Option<Acquired>, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
         match (found, if_held) {
-            (SlotReply::Held(held), IfHeld::Queue { max_waiting, .. }) => {
+            (Some(Acquired::Held(held)), IfHeld::Queue { max_waiting, .. }) => {
                 if self.waits_at.is_none() {
                     self.waits_at = self.file.take_place(max_waiting)?;
                 }
-                Ok(if self.waits_at.is_some() { SlotReply::Held(held) } else { SlotReply::NotQueued(held) })
+                let waits = self.waits_at.is_some();
+                Ok(Some(if waits { Acquired::Held(held) } else { Acquired::NotQueued(held) }))
             }
             (found, _) => {
                 // Explicitly: COMMAND will inherit the descriptor, and would keep the place.
@@ -126,15 +117,13 @@ impl PendingClaim {
     }
 
     /// Returns what can be seen from outside the turnstile.
-    fn look(&self, claim: &Claim) -> Result<SlotReply, StoreError> {
+    fn look(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         self.file.look(|state, facts| {
             let now = facts.now();
-            if let Some(began_ms) = state.done_since(claim.once_per.map(millis), now) {
-                return Ok(SlotReply::NotNeeded(RecentSuccess { began_ms, now_ms: now.unix_ms }));
-            }
-            Ok(SlotReply::Held(
-                state.first_held(now, facts).map(|held| from_state::held(held, now)).unwrap_or_default(),
-            ))
+            Ok(match state.recent_success(claim.once_per, now) {
+                Some(success) => Acquired::NotNeeded(success),
+                None => Acquired::Held(state.first_held(now, facts).unwrap_or_default()),
+            })
         })
     }
 
@@ -176,34 +165,24 @@ impl PendingClaim {
 
     /// Takes the lowest free slot that the claim may have. Without the turnstile, only answers a claim whose token holds the lock already;
     /// returns `None` if it does not.
-    fn take(&mut self, claim: &Claim) -> Result<Option<SlotReply>, StoreError> {
-        if !self.file.has_its_name(&self.directory)? {
-            return Ok(Some(SlotReply::Vanished));
-        }
+    fn take(&mut self, claim: &Claim) -> Result<Option<Acquired>, StoreError> {
+        let ask = ask(claim, claim.by_hand);
         self.file.edit(|state, facts| {
             if !self.is_next && !state.is_held_by(&claim.token, facts) {
                 return Ok(None);
             }
-            let applied =
-                state.acquire(&ask(claim, claim.by_hand), facts).map_err(|error| no_fence(error, &self.file))?;
+            let applied = state.acquire(&ask, facts).map_err(|error| no_fence(error, &self.file))?;
             if claim.by_hand {
                 facts.free_taken()?;
             }
             Ok(Some(match applied.answer {
-                state::Acquired::Mine { fence, slot, leased } => SlotReply::Mine(answers::grant(fence, slot, leased)),
                 // In another mode. It would wait for itself.
-                state::Acquired::Held { first, .. } if state.is_held_by(&claim.token, facts) => {
-                    SlotReply::NotQueued(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
-                }
-                state::Acquired::Held { first, .. } => {
+                Acquired::Held(held) if state.is_held_by(&claim.token, facts) => Acquired::NotQueued(held),
+                Acquired::Held(held) => {
                     self.lease_ends_at = state.next_end().map(clock::at_boot_ms);
-                    SlotReply::Held(first.map(|first| from_state::held(first, facts.now())).unwrap_or_default())
+                    Acquired::Held(held)
                 }
-                state::Acquired::NotNeeded { began_unix_ms: began_ms } => {
-                    SlotReply::NotNeeded(RecentSuccess { began_ms, now_ms: facts.now().unix_ms })
-                }
-                // Does not occur: no request to a file can be in flight.
-                state::Acquired::Cancelled => SlotReply::Held(Held::default()),
+                answer => answer,
             }))
         })
     }

@@ -13,7 +13,7 @@ use super::schema::Tables;
 use super::{PostgresStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
-use crate::store::{KeyStatus, Listing, Prune, RetryClass, StoreError, from_state, listing_limit};
+use crate::store::{KeyStatus, Listing, Prune, RetryClass, StoreError, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
@@ -101,7 +101,7 @@ impl Stored {
     }
 
     fn status(&self, key: Key, now_ms: u64) -> Result<KeyStatus, Failure> {
-        self.judge(now_ms, |state, facts| from_state::status(key, state, facts))
+        self.judge(now_ms, |state, facts| state.status(key, facts))
     }
 }
 

@@ -30,16 +30,15 @@ use std::thread;
 use std::time::Duration;
 
 use super::{
-    Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved,
-    RetryClass, Revoked, Sequences, Store, StoreError, Tried, Wakeup, Wanted, from_state,
+    Acquired, Claim, Diagnose, Grant, Held, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError,
+    Reserved, RetryClass, Revoked, Sequences, Store, StoreError, Wakeup, Wanted,
 };
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{self, ASKS_PER_PLACE, Acquired, Applied, Ask, FenceExhausted, LockState, Now, OnHeld};
+use crate::lock::state::{ASKS_PER_PLACE, Applied, Ask, FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::net::tls::Tls;
-use crate::store::RecentSuccess;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -122,22 +121,21 @@ impl PostgresStore {
         }
     }
 
-    /// Renews the lock that was granted to a request sent at `sent_at`, if the answer came late: the lock may have been lost meanwhile.
-    fn confirm_if_late(&mut self, claim: &Claim, sent_at: Moment) -> Result<Confirmed, RequestError> {
+    /// Renews the lock of this `grant`, which answers a request sent at `sent_at`, if the answer came late: the lock may have been lost
+    /// meanwhile.
+    fn confirm_if_late(&mut self, claim: &Claim, grant: Grant, sent_at: Moment) -> Result<Acquired, RequestError> {
         let now = Moment::now();
         if now.since(sent_at) <= self.timeout {
-            return Ok(Confirmed::Mine(sent_at));
+            return Ok(Acquired::Mine(grant));
         }
         let is_over = || claim.ttl.length().is_some_and(|ttl| Moment::now().since(sent_at) >= ttl);
         let renewed = self.once(on(&claim.key), |state, facts| Ok(state.renew(&claim.token, Some(claim.ttl), facts)));
-        match renewed.map(|committed| (committed.answer, Now::unix(committed.now_ms))) {
-            Ok((state::Renewed::Mine, _)) => Ok(Confirmed::Mine(now)),
-            Ok((state::Renewed::NotMine(_), _)) if is_over() => Err(self.failed(&Failure::TooLate)),
-            Ok((state::Renewed::NotMine(by), now)) => {
-                Ok(Confirmed::Lost(by.map(|by| from_state::held(by, now)).unwrap_or_default()))
-            }
+        match renewed.map(|committed| committed.answer) {
+            Ok(Renewed::Mine) => Ok(Acquired::Mine(Grant { lease_from: Some(now), ..grant })),
+            Ok(Renewed::NotMine(_)) if is_over() => Err(self.failed(&Failure::TooLate)),
+            Ok(Renewed::NotMine(by)) => Ok(Acquired::Held(by.unwrap_or_default())),
             // Another request would get the same lock, which was revoked.
-            Ok((state::Renewed::Revoked(_), _)) => {
+            Ok(Renewed::Revoked(_)) => {
                 self.may_be_done = true;
                 Err(self.failed(&Failure::Revoked))
             }
@@ -154,12 +152,11 @@ impl PostgresStore {
     fn renew_by(
         &mut self,
         key: &Key,
-        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Applied<state::Renewed>,
+        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Applied<Renewed>,
     ) -> Result<Renewed, StoreError> {
         let subject = Subject { repetition: Repetition::Harmless, ..on(key) };
         let renewed = self.once(subject, |state, facts| Ok(rules(state, facts)));
-        let Committed { answer, now_ms, .. } = renewed.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::renewed(answer, Now::unix(now_ms)))
+        renewed.map(|committed| committed.answer).map_err(|failure| self.explain(&failure))
     }
 
     fn explain(&self, failure: &Failure) -> StoreError {
@@ -174,15 +171,6 @@ impl PostgresStore {
             never_sent: !self.may_be_done && self.wait.is_none(),
         }
     }
-}
-
-/// Whether a lock that was granted is still ours.
-enum Confirmed {
-    /// It is ours, and its lease began at this moment.
-    Mine(Moment),
-    /// It is no longer ours although its lease had not expired: it was removed, or the server has forgotten it. Contains the holder, if
-    /// any.
-    Lost(Held),
 }
 
 /// Returns the subject of an operation by the claim.
@@ -208,18 +196,13 @@ fn on(key: &Key) -> Subject<'_> {
 }
 
 impl Store for PostgresStore {
-    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
-        let on_held = match if_held {
-            IfHeld::Queue { max_waiting, .. } => OnHeld::Wait { max: max_waiting },
-            IfHeld::Leave => OnHeld::Leave,
-        };
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held };
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
         let counts_waiting = matches!(if_held, IfHeld::Queue { max_waiting: Some(_), .. });
         let sent_at = Moment::now();
         if if_held != IfHeld::Leave
             && let Some(held) = self.prolong(claim, sent_at + self.timeout).map_err(|failure| self.failed(&failure))?
         {
-            return Ok(Tried::Held(held));
+            return Ok(Acquired::Held(held));
         }
         let answer_by = match if_held {
             IfHeld::Queue { until, .. } => {
@@ -235,38 +218,21 @@ impl Store for PostgresStore {
         // Not `once`: until this attempt is answered, an earlier one of this claim may have been committed.
         let committed = self.operate(subject, sent_at + self.timeout, |state, facts| {
             // The rules know nothing of the waiters that were not read.
-            let max = |max: u32| max.saturating_sub(u32::try_from(facts.waiting_unread).unwrap_or(u32::MAX));
-            let on_held = match ask.on_held {
-                OnHeld::Wait { max: limit } => OnHeld::Wait { max: limit.map(max) },
-                on_held @ OnHeld::Leave => on_held,
+            let unread = u32::try_from(facts.waiting_unread).unwrap_or(u32::MAX);
+            let if_held = match if_held {
+                IfHeld::Queue { max_waiting, until } => {
+                    IfHeld::Queue { max_waiting: max_waiting.map(|max| max.saturating_sub(unread)), until }
+                }
+                IfHeld::Leave => IfHeld::Leave,
             };
-            state.acquire(&Ask { on_held, ..ask }, facts)
+            state.acquire(&Ask { claim, leased: true, sent_at, if_held }, facts)
         });
-        let Committed { answer, now_ms, waits, state, .. } = committed.map_err(|failure| self.failed(&failure))?;
-        let now = Now::unix(now_ms);
+        let Committed { answer, waits, state, .. } = committed.map_err(|failure| self.failed(&failure))?;
+        self.wait = waits.map(|(by, place)| WaitState::new(by, place, &state));
         match answer {
-            Acquired::Mine { fence, slot, .. } => {
-                self.wait = None;
-                Ok(match self.confirm_if_late(claim, sent_at)? {
-                    Confirmed::Mine(lease_from) => {
-                        Tried::Mine(Grant { fence, slot, lease_from: Some(lease_from), by_hand_off: false })
-                    }
-                    Confirmed::Lost(held) => Tried::Held(held),
-                })
-            }
-            Acquired::NotNeeded { began_unix_ms } => {
-                self.wait = None;
-                Ok(Tried::NotNeeded(RecentSuccess { began_ms: began_unix_ms, now_ms }))
-            }
-            Acquired::Held { first, place, look_at_ms, last_fence } => {
-                self.wait = waits.map(|(by, place)| WaitState::new(by, place, &state));
-                let is_full = place.is_none() && if_held != IfHeld::Leave;
-                let place = waits.map(|(_, place)| place);
-                let held = from_state::waits(first, place, look_at_ms, last_fence, now);
-                Ok(if is_full { Tried::NotQueued(held) } else { Tried::Held(held) })
-            }
-            // A claim is only cancelled once it is given up, so no request for it follows.
-            Acquired::Cancelled => Ok(Tried::Held(Held::default())),
+            Acquired::Mine(grant) => self.confirm_if_late(claim, grant, sent_at),
+            Acquired::Held(held) => Ok(Acquired::Held(Held { place: waits.map(|(_, place)| place), ..held })),
+            answer => Ok(answer),
         }
     }
 
@@ -297,13 +263,12 @@ impl Store for PostgresStore {
         let mut before = None;
         let released = self.until_answered(subject, self.timeout, |state, facts| {
             let applied = state.release(token, how, false, facts);
-            let is_done = facts.may_be_done && matches!(applied.answer, state::Released::NotMine(_));
+            let is_done = facts.may_be_done && matches!(applied.answer, Released::NotMine(_));
             let answer = before.take().filter(|_| is_done).unwrap_or(applied.answer);
             before = Some(answer.clone());
             Applied { answer, ..applied }
         });
-        let Committed { answer, now_ms, .. } = released.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::released(answer, Now::unix(now_ms)))
+        released.map(|committed| committed.answer).map_err(|failure| self.explain(&failure))
     }
 
     /// If this fails, the lease expires, if the claim got one.
@@ -335,18 +300,15 @@ impl Store for PostgresStore {
             let fences = meant.get_or_insert_with(|| state.fences(fence));
             Ok(state.revoke(Some(fences), by, now, facts))
         });
-        let Committed { answer, now_ms, .. } = revoked.map_err(|failure| self.explain(&failure))?;
-        Ok(from_state::revoked(answer, Now::unix(now_ms), |_| Vec::new()))
+        revoked.map(|committed| committed.answer).map_err(|failure| self.explain(&failure))
     }
 }
 
 impl Sequences for PostgresStore {
     fn reserve(&mut self, claim: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-        let ask = Ask { claim, leased: true, request: claim.request.as_ref(), on_held: OnHeld::Leave };
-        let sent_at = Moment::now();
+        let ask = Ask { claim, leased: true, sent_at: Moment::now(), if_held: IfHeld::Leave };
         let reserved = self.once(by(claim), |state, facts| state.reserve(&ask, wanted, facts));
-        let Committed { answer, .. } = reserved.map_err(|failure| self.failed(&failure))?;
-        Ok(from_state::reserved(answer, Some(sent_at)))
+        reserved.map(|committed| committed.answer).map_err(|failure| self.failed(&failure))
     }
 }
 

@@ -144,8 +144,6 @@ impl Attempt {
 pub(super) struct Committed<T> {
     /// The answer.
     pub(super) answer: T,
-    /// When it was carried out, in milliseconds of Unix time by the server's clock.
-    pub(super) now_ms: u64,
     /// If the one that asks now waits: how, and how many waiters are ahead of it.
     pub(super) waits: Option<(WaitsBy, u64)>,
     /// The state as it is now, with the waiters that were read.
@@ -204,7 +202,7 @@ impl PostgresStore {
             match self.second_trip(subject, &attempt, &found, &state, &applied) {
                 Ok(waits) => {
                     let Applied { answer, is_unfinished, .. } = applied;
-                    return Ok(Committed { answer, now_ms: found.now_ms, waits, state, is_unfinished });
+                    return Ok(Committed { answer, waits, state, is_unfinished });
                 }
                 Err(failure) => last = attempt.after_second_trip(&mut subject, failure)?,
             }

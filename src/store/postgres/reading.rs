@@ -288,8 +288,9 @@ mod tests {
     use crate::lock::ending::Ending;
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
-    use crate::lock::state::{Acquired, Ask, HolderState, LeaseRecord, OnHeld, Release, WaiterState};
+    use crate::lock::state::{Ask, HolderState, IfHeld, LeaseRecord, Release, WaiterState};
     use crate::store::postgres::facts::HAND_OFFS_MAX;
+    use crate::store::{Acquired, Held};
 
     const NOW_MS: u64 = 1_800_000_000_000;
 
@@ -403,15 +404,13 @@ mod tests {
             } else {
                 let ttl = Ttl::Lasts(Duration::from_secs(30));
                 let claim = Claim { token: asking.clone(), ttl, mode: wants, ..Claim::example() };
-                let on_held = if waiting { OnHeld::Wait { max: None } } else { OnHeld::Leave };
-                let ask = Ask { claim: &claim, leased: true, request: None, on_held };
+                let if_held = if waiting { IfHeld::Queue { max_waiting: None, until: None } } else { IfHeld::Leave };
+                let ask = Ask { claim: &claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held };
                 let rules = |state: &mut LockState, facts: &TableFacts| {
                     let applied = state.acquire(&ask, facts).expect("the fence grows");
                     // The server counts the waiters ahead, and those that look too soon only look once more.
                     let answer = match applied.answer {
-                        Acquired::Held { first, place, last_fence, .. } => {
-                            Acquired::Held { first, place: place.map(|_| 0), look_at_ms: None, last_fence }
-                        }
+                        Acquired::Held(held) => Acquired::Held(Held { place: held.place.map(|_| 0), look_in: None, ..held }),
                         answer => answer,
                     };
                     Applied { answer, woken: applied.woken, is_unfinished: applied.is_unfinished, begins_lease: applied.begins_lease }

@@ -16,7 +16,7 @@ use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_o
 use super::schema::Tables;
 use super::writing::{NOTIFY, hand_off};
 use crate::lock::state::{ASKS_PER_PLACE, Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
-use crate::store::{Claim, Held, Wakeup, from_state};
+use crate::store::{Claim, Held, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -137,11 +137,16 @@ impl PostgresStore {
         let look_at_ms = look_at_ms(at, end_ms, (dead, last_dead.as_ref().map(number).transpose()?));
         let is_due = look_at_ms.is_some_and(|at_ms| at_ms <= now.ms);
         let may_hold = place == 0 && state.could_hold(claim.mode, &facts);
-        if is_due || may_hold || state.done_since(claim.once_per.map(millis), now).is_some() {
+        if is_due || may_hold || state.recent_success(claim.once_per, now).is_some() {
             return Ok(None);
         }
         self.wait = Some(WaitState::new(by, place, &state));
-        Ok(Some(from_state::waits(state.first_held(now, &facts), Some(place), look_at_ms, state.fence, now)))
+        Ok(Some(Held {
+            place: Some(place),
+            look_in: look_at_ms.map(|at_ms| now.until(at_ms)),
+            last_fence: state.fence,
+            ..state.first_held(now, &facts).unwrap_or_default()
+        }))
     }
 
     /// Sleeps until we were handed the lock or have to ask, or until `until`.

@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
+use crate::lock::state::LastRun;
 use crate::lock::state::{Purpose, Success};
-use crate::store::PastRun;
 
 /// The particulars of a holder or a waiter.
 #[derive(Default)]
@@ -50,14 +50,14 @@ pub(super) fn purpose(info: &Json) -> Purpose {
 }
 
 /// Reads the last run; `None` if its holder is not known.
-pub(super) fn past(text: &[u8]) -> Option<PastRun> {
+pub(super) fn past(text: &[u8]) -> Option<LastRun> {
     let last: Json = serde_json::from_slice(text).ok()?;
     let status = number(&last["status"]).and_then(|status| u8::try_from(status).ok());
     let signal = number(&last["signal"]).and_then(|signal| i32::try_from(signal).ok());
-    Some(PastRun {
+    Some(LastRun {
         who: holder(&last["who"])?,
-        started_ms: number(&last["started"]).unwrap_or_default(),
-        ended_ms: number(&last["ended"])?,
+        started_unix_ms: number(&last["started"]).unwrap_or_default(),
+        ended_unix_ms: number(&last["ended"])?,
         ending: status.map(Ending::Exited).or(signal.map(Ending::Signaled)),
     })
 }
@@ -98,6 +98,6 @@ mod tests {
             assert_eq!(past(garbage.as_bytes()), None, "{garbage}");
         }
         let last = past(br#"{"who":{},"started":[],"ended":1e300,"status":256}"#).expect("somebody's");
-        assert_eq!((last.started_ms, last.ended_ms, last.ending), (0, u64::MAX, None));
+        assert_eq!((last.started_unix_ms, last.ended_unix_ms, last.ending), (0, u64::MAX, None));
     }
 }

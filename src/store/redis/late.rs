@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::net::scripted;
-use crate::store::{Address, Claim, IfHeld, Tried};
+use crate::store::{Acquired, Address, Claim, IfHeld};
 
 // Nothing else would release a lock that never expires.
 #[test]
@@ -15,7 +15,7 @@ fn cancelling_what_was_granted_is_tried_again() {
     // A request whose connection turns out closed is sent again at once; that connection is closed, too.
     scripted::with([MINE, b"", b"", CANCELLED].map(<[u8]>::to_vec), || {
         let tried = store.try_acquire(&claim, IfHeld::Leave).expect("is answered");
-        assert!(matches!(tried, Tried::Mine(_)), "{tried:?}");
+        assert!(matches!(tried, Acquired::Mine(_)), "{tried:?}");
         assert!(store.cancel(&claim, false), "it is given up at once");
     });
 }

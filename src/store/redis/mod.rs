@@ -32,8 +32,8 @@ use redis::{Cmd, Value};
 use serde_json::json;
 
 use super::{
-    Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain, Revoked,
-    Sequences, Store, StoreError, Tried, Wakeup, Wanted, listing_limit,
+    Acquired, Claim, Diagnose, IfHeld, KeyStatus, Listing, Release, Released, Renewed, RequestError, Reserved, Retain,
+    Revoked, Sequences, Store, StoreError, Wakeup, Wanted, listing_limit,
 };
 use crate::lock::claim::Mode;
 use crate::lock::ending::Ending;
@@ -174,7 +174,7 @@ impl RedisStore {
     }
 
     /// Asks for the lock once.
-    fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, Failure> {
+    fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, Failure> {
         let mut script = self.script(&ACQUIRE, &claim.key, &claim.token);
         let script = script.arg(ttl_ms(claim.ttl)).arg(json!(claim.holder).to_string());
         let script = script.arg(u8::from(if_held != IfHeld::Leave)).arg(millis(claim.place()));
@@ -214,18 +214,18 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Tried, RequestError> {
+    fn try_acquire(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Acquired, RequestError> {
         if if_held != IfHeld::Leave {
             self.when_full = WhenFull::Fail;
         }
         let tried = self.ask(claim, if_held).map_err(|failure| self.failed(&failure))?;
-        let waits = matches!(&tried, Tried::Held(held) if held.place.is_some());
-        self.is_in_store = waits || matches!(tried, Tried::Mine(_));
+        let waits = matches!(&tried, Acquired::Held(held) if held.place.is_some());
+        self.is_in_store = waits || matches!(tried, Acquired::Mine(_));
         if !self.is_in_store {
             self.forget(claim);
         }
         Ok(match tried {
-            Tried::Held(held) if if_held != IfHeld::Leave && !waits => Tried::NotQueued(held),
+            Acquired::Held(held) if if_held != IfHeld::Leave && !waits => Acquired::NotQueued(held),
             tried => tried,
         })
     }

@@ -8,7 +8,7 @@ use super::holder_json::{Info, past, success};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
 use crate::store::{
-    Grant, Held, HolderStatus, KeyStatus, RecentSuccess, Released, Renewed, Reserved, Revoked, Tried, WaiterStatus,
+    Acquired, Grant, Held, HolderStatus, KeyStatus, RecentSuccess, Released, Renewed, Reserved, Revoked, WaiterStatus,
     Wakeup,
 };
 use crate::sys::clock::Moment;
@@ -18,11 +18,11 @@ use crate::sys::clock::Moment;
 pub(super) struct UnexpectedReply;
 
 /// Reads the acquire script's reply to a request that left at `sent_at`.
-pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Tried, UnexpectedReply> {
+pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Acquired, UnexpectedReply> {
     match fields(reply) {
-        [Value::Int(1), fence, Value::Int(slot)] => Ok(Tried::Mine(grant(fence, *slot, sent_at)?)),
+        [Value::Int(1), fence, Value::Int(slot)] => Ok(Acquired::Mine(grant(fence, *slot, sent_at)?)),
         [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), last_fence, Value::Int(withheld)] => {
-            Ok(Tried::Held(Held {
+            Ok(Acquired::Held(Held {
                 withheld: millis(*withheld).filter(|span| !span.is_zero()),
                 place: u64::try_from(*place).ok(),
                 look_in: millis(*look_in),
@@ -32,7 +32,7 @@ pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Tried, 
         }
         [Value::Int(2), Value::Int(began), Value::Int(now)] => {
             let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
-            Ok(Tried::NotNeeded(RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? }))
+            Ok(Acquired::NotNeeded(RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? }))
         }
         _ => Err(UnexpectedReply),
     }
@@ -177,7 +177,7 @@ fn read_holder(holder: &Value) -> Option<Held> {
     };
     Some(Held {
         holder: Info::read(info).who,
-        since: millis(*since),
+        since: Some(millis(*since).unwrap_or_default()),
         expires_in: millis(*expires_in),
         token: read_token(token),
         ..Held::default()
@@ -248,7 +248,7 @@ mod tests {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
         let reply = array([Value::Int(1), bulk("7"), Value::Int(2)]);
         let grant = Grant { fence: 7, slot: 2, lease_from: Some(sent_at), by_hand_off: false };
-        assert_eq!(read_acquisition(&reply, sent_at), Ok(Tried::Mine(grant)));
+        assert_eq!(read_acquisition(&reply, sent_at), Ok(Acquired::Mine(grant)));
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let reply =
             array([Value::Int(0), holder, Value::Int(2), Value::Int(8000), bulk("9007199254740993"), Value::Int(0)]);
         let tried = read_acquisition(&reply, Moment::from_boot(Duration::ZERO));
-        let Ok(Tried::Held(held)) = tried else { panic!("{tried:?}") };
+        let Ok(Acquired::Held(held)) = tried else { panic!("{tried:?}") };
         assert_eq!(held.holder.map(|who| (who.host, who.pid)), Some(("web-1".into(), 7)));
         assert_eq!((held.since, held.expires_in, held.withheld), (Some(Duration::from_millis(5)), None, None));
         assert_eq!((held.place, held.look_in), (Some(2), Some(Duration::from_secs(8))));

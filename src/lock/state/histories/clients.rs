@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::tests::{ask, claim, mode, token};
 use super::promises::are_allowed;
 use super::*;
+use crate::lock::answer::{Grant, Held};
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::lease::Ttl;
 
@@ -17,7 +18,7 @@ fn slots_of(mode: Mode) -> u32 {
 }
 
 impl History {
-    pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, on_held: OnHeld) {
+    pub(super) fn ask(&mut self, client: usize, slots: u32, by_hand: bool, if_held: IfHeld) {
         let name = self.name(client);
         let claim = Claim { by_hand, ttl: Ttl::Lasts(Duration::from_secs(TTL)), ..claim(&name, slots) };
         let leased = !self.on_files || by_hand;
@@ -30,11 +31,12 @@ impl History {
         let own = holders.find(|it| it.token == claim.token && self.ends(it) > self.now()).cloned();
         let is_refused = own.as_ref().is_some_and(|own| ![Mode::EXCLUSIVE, claim.mode].contains(&own.mode));
         let beside = self.held_beside(client);
-        let request = Ask { leased, on_held, ..ask(&claim) };
+        let request = Ask { leased, if_held, ..ask(&claim) };
         let answer = self.apply(|state, world| state.acquire(&request, world).expect("a fence is left"));
         let is_new = !self.believes(&self.clients[client]);
         match answer {
-            Acquired::Mine { fence, slot, leased } => {
+            Acquired::Mine(Grant { fence, slot, lease_from, .. }) => {
+                let leased = lease_from.is_some();
                 assert!(self.clients[client].refused_until <= self.now(), "a cancelled request holds nothing");
                 assert!(!is_refused, "it holds the lock otherwise");
                 // One to which the lock was handed learns it only now.
@@ -66,21 +68,23 @@ impl History {
                     client.slots = slots_of(mode);
                 }
             }
-            Acquired::Held { place: None, .. } if is_refused => {}
-            Acquired::Held { place, last_fence, .. } => {
+            Acquired::Held(_) | Acquired::NotQueued(_) if is_refused => {}
+            Acquired::Held(Held { place: None, .. }) if self.clients[client].refused_until > self.now() => {
+                self.has_looked = false;
+            }
+            Acquired::Held(Held { place, last_fence, .. }) => {
+                let place = place.map(|place| usize::try_from(place).expect("is small"));
                 assert!(is_new, "it has it");
-                assert_eq!(place.is_some(), on_held != OnHeld::Leave);
+                assert_eq!(place.is_some(), if_held != IfHeld::Leave);
                 let waits = place.map(|_| Waits { asked_ms: self.now(), last_fence });
                 let client = &mut self.clients[client];
                 (client.waits, client.holds_until) = (waits, None);
                 // The mode in which it joined counts.
                 client.slots = place.map_or(slots, |place| slots_of(self.state.waiters[place].mode));
             }
-            Acquired::Cancelled => {
-                assert!(self.clients[client].refused_until > self.now());
-                self.has_looked = false;
-            }
-            Acquired::NotNeeded { .. } => panic!("it is to run in any case"),
+            Acquired::NotQueued(_) => panic!("it is to wait in any case"),
+            Acquired::NotNeeded(_) => panic!("it is to run in any case"),
+            Acquired::Interrupted(_) => unreachable!("no rule says this"),
         }
     }
 
@@ -118,7 +122,7 @@ impl History {
         let request = Ask { leased: !self.on_files, ..ask(&claim) };
         let answer = self.apply(|state, world| state.reserve(&request, &wanted, world).expect("a fence is left"));
         match answer {
-            Reserved::Mine { fence, value, slot } => {
+            Reserved::Mine(Grant { fence, slot, .. }, value) => {
                 assert!(!self.used.contains(&value), "{value} was used");
                 self.acquired(client, fence);
                 let until = if self.on_files { u64::MAX } else { self.now() + TTL * 1000 };
@@ -128,10 +132,7 @@ impl History {
                 let client = &mut self.clients[client];
                 (client.by_hand, client.has_value, client.holds_until) = (false, true, Some(until));
             }
-            Reserved::Cancelled => {
-                assert!(self.clients[client].refused_until > self.now());
-                self.has_looked = false;
-            }
+            Reserved::Taken if self.clients[client].refused_until > self.now() => self.has_looked = false,
             other => panic!("no value: {other:?}"),
         }
     }

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::tests::{World, token};
+use super::tests::{QUEUE, World, token};
 use super::*;
+use crate::lock::answer::{Acquired, Released, Renewed, Reserved};
 
 /// The lease of every run, in seconds.
 const TTL: u64 = 10;
@@ -160,10 +161,10 @@ impl History {
                 self.world.now = Now { ms: self.now() + millis, unix_ms: self.world.now.unix_ms + millis };
             }
             Step::SetWallClock(by) => self.world.now.unix_ms = self.world.now.unix_ms.saturating_add_signed(by),
-            Step::Try { client, slots, by_hand } => self.ask(client, slots, by_hand, OnHeld::Leave),
+            Step::Try { client, slots, by_hand } => self.ask(client, slots, by_hand, IfHeld::Leave),
             Step::Wait { client, slots } => {
-                let on_held = if self.on_files { OnHeld::Leave } else { OnHeld::Wait { max: None } };
-                self.ask(client, slots, false, on_held);
+                let if_held = if self.on_files { IfHeld::Leave } else { QUEUE };
+                self.ask(client, slots, false, if_held);
             }
             Step::Reserve(client) => self.reserve(client),
             Step::Renew { client, ttl } => self.renew(client, ttl),

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_free_lock_is_acquired_and_a_held_one_is_not() {
     let mut lock = Lock::new();
-    assert_eq!(lock.acquire("a", 1), Acquired::Mine { fence: START, slot: 0, leased: true });
+    assert_eq!(lock.acquire("a", 1), mine(START, 0));
     assert_eq!(lock.ends_in, Some(30_000));
     assert_eq!(held(&lock.acquire("b", 1)), (Some("a"), None));
     assert_eq!((lock.holders(), lock.waiters()), (vec!["a"], vec![]));

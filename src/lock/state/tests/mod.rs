@@ -12,9 +12,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::*;
+use crate::lock::answer::{Acquired, Grant, RecentSuccess, Released, Renewed, Reserved, Revoked};
 use crate::lock::claim::{Claim, Mode};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
+use crate::sys::clock::Moment;
 
 /// The Unix time at which the tests begin.
 const START: u64 = 1_800_000_000_000;
@@ -94,11 +96,19 @@ fn who(name: &str) -> Holder {
 }
 
 pub(in crate::lock::state) fn ask(claim: &Claim) -> Ask<'_> {
-    Ask { claim, leased: true, request: None, on_held: OnHeld::Leave }
+    Ask { claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held: IfHeld::Leave }
 }
 
 /// The release of a run whose command has exited with 0.
 const DONE: Release = Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Not };
+
+/// To wait in turn.
+pub(in crate::lock::state) const QUEUE: IfHeld = IfHeld::Queue { max_waiting: None, until: None };
+
+/// To wait unless this many already do.
+fn queue_up_to(max: u32) -> IfHeld {
+    IfHeld::Queue { max_waiting: Some(max), until: None }
+}
 
 fn keep(ttl: Ttl) -> Release {
     Release::Run { ending: Ending::Exited(3), succeeded: false, retain: Retain::Kept(ttl) }
@@ -154,7 +164,7 @@ impl Lock {
 
     fn wait(&mut self, name: &str, slots: u32) -> Acquired {
         let claim = claim(name, slots);
-        self.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) })
+        self.ask(&Ask { if_held: QUEUE, ..ask(&claim) })
     }
 
     fn release(&mut self, name: &str, release: Release) -> Released {
@@ -195,22 +205,28 @@ impl Lock {
 /// The slot, if the lock was acquired.
 fn slot(acquired: &Acquired) -> Option<u32> {
     match acquired {
-        Acquired::Mine { slot, .. } => Some(*slot),
+        Acquired::Mine(grant) => Some(grant.slot),
         _ => None,
     }
 }
 
+/// The grant of a lease that was requested at the beginning.
+fn mine(fence: u64, slot: u32) -> Acquired {
+    let lease_from = Some(Moment::from_boot(Duration::ZERO));
+    Acquired::Mine(Grant { fence, slot, lease_from, by_hand_off: false })
+}
+
 fn fence(acquired: &Acquired) -> u64 {
     match acquired {
-        Acquired::Mine { fence, .. } => *fence,
+        Acquired::Mine(grant) => grant.fence,
         _ => panic!("not acquired: {acquired:?}"),
     }
 }
 
 /// The first holder, and the waiter's place.
-fn held(acquired: &Acquired) -> (Option<&str>, Option<usize>) {
+fn held(acquired: &Acquired) -> (Option<&str>, Option<u64>) {
     match acquired {
-        Acquired::Held { first, place, .. } => (first.as_ref().map(|held| held.token.as_str()), *place),
+        Acquired::Held(held) | Acquired::NotQueued(held) => (held.token.as_ref().map(Token::as_str), held.place),
         _ => panic!("not held: {acquired:?}"),
     }
 }

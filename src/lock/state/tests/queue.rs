@@ -7,15 +7,15 @@ fn queue(others: &[&str]) -> Lock {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     for (place, name) in others.iter().enumerate() {
-        assert_eq!(held(&lock.wait(name, 1)), (Some("a"), Some(place)));
+        assert_eq!(held(&lock.wait(name, 1)), (Some("a"), Some(place as u64)));
     }
     lock
 }
 
 /// When a waiter looks although nothing wakes it, in ms from now.
-fn looks_in(lock: &Lock, acquired: &Acquired) -> Option<u64> {
-    let Acquired::Held { look_at_ms, .. } = acquired else { panic!("not held: {acquired:?}") };
-    look_at_ms.map(|at_ms| at_ms - lock.world.now.ms)
+fn looks_in(acquired: &Acquired) -> Option<u128> {
+    let Acquired::Held(held) = acquired else { panic!("not held: {acquired:?}") };
+    held.look_in.map(|span| span.as_millis())
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_release_makes_the_first_waiter_the_holder() {
     assert_eq!(held(&lock.wait("c", 1)), (Some("b"), Some(0)));
     assert_eq!(held(&lock.acquire("d", 1)), (Some("b"), None), "nobody overtakes");
     // The wake-up may be lost.
-    assert_eq!(lock.wait("b", 1), Acquired::Mine { fence: START + 5000, slot: 0, leased: true });
+    assert_eq!(lock.wait("b", 1), mine(START + 5000, 0));
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_place_is_as_long_as_the_lease_and_half_a_minute_at_most() {
     for (ttl, place) in [(Ttl::Lasts(Duration::from_secs(4)), 4000), (lasts(3600), 30_000), (Ttl::None, 30_000)] {
         let mut lock = queue(&[]);
         let claim = Claim { ttl, ..claim("b", 1) };
-        let request = Ask { on_held: OnHeld::Wait { max: None }, ..ask(&claim) };
+        let request = Ask { if_held: QUEUE, ..ask(&claim) };
         lock.ask(&request);
         lock.release("a", DONE);
         assert_eq!(lock.ends_in, Some(place));
@@ -90,14 +90,14 @@ fn however_many_have_died_the_lock_is_unused_for_one_lease() {
 fn the_first_waiters_look_when_a_lease_or_a_place_ends() {
     let mut lock = queue(&["b", "c", "d", "e", "f"]);
     let all = ["b", "c", "d", "e", "f"].map(|name| lock.wait(name, 1));
-    let looks = all.each_ref().map(|answer| looks_in(&lock, answer));
+    let looks = all.each_ref().map(looks_in);
     assert_eq!(looks, [Some(30_000), Some(30_150), Some(30_300), Some(30_450), None]);
     lock.pass(29_000);
     lock.renew("a", None);
     lock.state.waiters[1].ends_ms += 1;
     lock.pass(999);
     let answer = lock.wait("d", 1);
-    assert_eq!(looks_in(&lock, &answer), Some(1 + 300), "the place of b ends before the lease of a");
+    assert_eq!(looks_in(&answer), Some(1 + 300), "the place of b ends before the lease of a");
 }
 
 #[test]
@@ -107,10 +107,10 @@ fn a_waiter_behind_the_dead_looks_when_the_last_of_them_has_lost_its_place() {
     assert_eq!(renewed, Renewed::Mine);
     lock.pass(10_000);
     let answer = lock.wait("5", 1);
-    assert_eq!(looks_in(&lock, &answer), None, "it asks again before they end");
+    assert_eq!(looks_in(&answer), None, "it asks again before they end");
     lock.pass(15_000);
     let answer = lock.wait("5", 1);
-    assert_eq!(looks_in(&lock, &answer), Some(5_000), "it is the first then");
+    assert_eq!(looks_in(&answer), Some(5_000), "it is the first then");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn waiters_are_told_of_an_end_before_they_would_ask() {
     for name in ["c", "d", "e", "f"] {
         lock.wait(name, 1);
     }
-    lock.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&shorter) });
+    lock.ask(&Ask { if_held: QUEUE, ..ask(&shorter) });
     assert_eq!(lock.woken, [""; 0]);
 }
 
@@ -229,24 +229,24 @@ fn a_waiter_that_wants_another_mode_joins_anew() {
 fn a_full_queue_is_not_joined_and_a_free_lock_is_acquired_all_the_same() {
     let mut lock = queue(&["b"]);
     let c = claim("c", 1);
-    let request = Ask { on_held: OnHeld::Wait { max: Some(1) }, ..ask(&c) };
+    let request = Ask { if_held: queue_up_to(1), ..ask(&c) };
     assert_eq!(held(&lock.ask(&request)), (Some("a"), None));
     let b = claim("b", 1);
-    assert_eq!(held(&lock.ask(&Ask { on_held: OnHeld::Wait { max: Some(0) }, ..ask(&b) })), (Some("a"), Some(0)));
+    assert_eq!(held(&lock.ask(&Ask { if_held: queue_up_to(0), ..ask(&b) })), (Some("a"), Some(0)));
     lock.cancel("b", None, false);
     lock.cancel("a", None, false);
-    assert_eq!(slot(&lock.ask(&Ask { on_held: OnHeld::Wait { max: Some(0) }, ..ask(&c) })), Some(0));
+    assert_eq!(slot(&lock.ask(&Ask { if_held: queue_up_to(0), ..ask(&c) })), Some(0));
 }
 
 #[test]
 fn a_waiter_whose_run_is_not_needed_any_more_is_passed_by_and_woken() {
     let mut lock = queue(&[]);
     let daily = Claim { once_per: Some(Duration::from_hours(20)), ..claim("b", 1) };
-    lock.ask(&Ask { on_held: OnHeld::Wait { max: None }, ..ask(&daily) });
+    lock.ask(&Ask { if_held: QUEUE, ..ask(&daily) });
     lock.wait("c", 1);
     lock.release("a", DONE);
     assert_eq!((&lock.woken[..], lock.holders()), (&["b".to_owned(), "c".to_owned()][..], vec!["c"]));
-    assert_eq!(lock.ask(&ask(&daily)), Acquired::NotNeeded { began_unix_ms: START });
+    assert!(matches!(lock.ask(&ask(&daily)), Acquired::NotNeeded(RecentSuccess { began_ms: START, .. })));
 }
 
 #[test]
@@ -261,10 +261,10 @@ fn a_request_that_obtained_the_lock_unheard_is_cancelled() {
 fn a_cancelled_request_that_comes_late_gets_nothing() {
     let mut lock = Lock::new();
     assert!(lock.cancel("a", None, true));
-    assert_eq!(lock.wait("a", 1), Acquired::Cancelled);
+    assert_eq!(lock.wait("a", 1), Acquired::Held(Held::default()));
     assert!(!lock.state.is_prunable(Duration::ZERO, &lock.world), "or it would get the lock after all");
     lock.pass(299_999);
-    assert_eq!(lock.wait("a", 1), Acquired::Cancelled);
+    assert_eq!(lock.wait("a", 1), Acquired::Held(Held::default()));
     lock.pass(1);
     assert!(lock.state.is_prunable(Duration::ZERO, &lock.world), "it has arrived, or never will");
     assert_eq!(
@@ -280,21 +280,22 @@ fn a_cancel_drops_only_what_this_very_request_obtained() {
     let mut lock = Lock::new();
     let claim = Claim { by_hand: true, request: Some(Token::random()), ..claim("own", 1) };
     let (one, two) = (token("1"), token("2"));
-    lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
+    let by = |request: &Token| Claim { request: Some(request.clone()), ..claim.clone() };
+    lock.ask(&ask(&by(&one)));
     assert!(!lock.cancel("own", Some("2"), false));
     assert_eq!(lock.holders(), ["own"]);
     // Two requests were answered that they hold the lock.
-    lock.ask(&Ask { request: Some(&two), ..ask(&claim) });
+    lock.ask(&ask(&by(&two)));
     assert!(!lock.cancel("own", Some("1"), false));
     lock.release("own", Release::ByHand);
-    lock.ask(&Ask { request: Some(&one), ..ask(&claim) });
+    lock.ask(&ask(&by(&one)));
     assert!(lock.cancel("own", Some("1"), false));
     assert_eq!(lock.holders(), [""; 0]);
     // The same where the lock is handed over.
     for (second, holds) in [(&one, false), (&two, true)] {
         lock.acquire("a", 1);
         for request in [&one, second] {
-            lock.ask(&Ask { request: Some(request), on_held: OnHeld::Wait { max: None }, ..ask(&claim) });
+            lock.ask(&Ask { if_held: QUEUE, ..ask(&by(request)) });
         }
         lock.release("a", DONE);
         assert_eq!(lock.cancel("own", Some("1"), false), !holds);

@@ -14,7 +14,7 @@ impl Lock {
     /// The next value.
     fn next(&mut self, name: &str) -> String {
         match self.reserve(name, &Wanted::Next { from: 7, step: 1 }) {
-            Reserved::Mine { value, .. } => value,
+            Reserved::Mine(_, value) => value,
             other => panic!("no value: {other:?}"),
         }
     }
@@ -75,9 +75,9 @@ fn a_value_that_was_searched_must_follow_the_last_one() {
         after: after.map(str::to_owned),
         steps,
     };
-    assert!(matches!(lock.reserve("a", &value("x", None, 1)), Reserved::Mine { slot: 0, .. }));
+    assert!(matches!(lock.reserve("a", &value("x", None, 1)), Reserved::Mine(Grant { slot: 0, .. }, _)));
     assert_eq!(lock.reserve("b", &value("x", None, 1)), Reserved::Taken);
-    assert!(matches!(lock.reserve("b", &value("y", None, 2)), Reserved::Mine { slot: 1, .. }));
+    assert!(matches!(lock.reserve("b", &value("y", None, 2)), Reserved::Mine(Grant { slot: 1, .. }, _)));
     lock.release("b", USED);
     assert_eq!(lock.reserve("c", &value("y", None, 2)), Reserved::LastChanged(Some("y".into())));
     assert_eq!(lock.reserve("c", &Wanted::Next { from: 0, step: 1 }), Reserved::NoNext("y".into()));
@@ -92,7 +92,7 @@ fn what_has_ended_is_the_waiters_before_a_reservation_takes_a_slot() {
     lock.wait("b", 1);
     lock.pass(29_999);
     let wanted = Wanted::Next { from: 1, step: 1 };
-    assert!(matches!(lock.reserve("c", &wanted), Reserved::Mine { slot: 1, .. }));
+    assert!(matches!(lock.reserve("c", &wanted), Reserved::Mine(Grant { slot: 1, .. }, _)));
     assert_eq!(lock.woken, ["b"]);
 }
 
@@ -100,7 +100,7 @@ fn what_has_ended_is_the_waiters_before_a_reservation_takes_a_slot() {
 fn integers_end() {
     let mut lock = Lock::new();
     let wanted = Wanted::Next { from: i64::MAX, step: 1 };
-    assert!(matches!(lock.reserve("a", &wanted), Reserved::Mine { .. }));
+    assert!(matches!(lock.reserve("a", &wanted), Reserved::Mine(..)));
     assert_eq!(lock.reserve("b", &wanted), Reserved::NoNext(i64::MAX.to_string()));
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 
-use super::{LOOK_AGAIN, LOOK_ANYWAY, PendingClaim, SlotReply, cannot_lock};
+use super::{LOOK_AGAIN, LOOK_ANYWAY, PendingClaim, cannot_lock};
 use crate::lock::holder::Holder;
 use crate::store::file::answers::unrecorded;
 use crate::store::file::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use crate::store::file::waiters;
-use crate::store::{Claim, Held, IfHeld, StoreError};
+use crate::store::{Acquired, Claim, Held, IfHeld, StoreError};
 use crate::sys::clock::Moment;
 use crate::sys::namespace::own_pid_namespace;
 use crate::sys::signals;
@@ -95,7 +95,7 @@ impl PendingClaim {
         let is_waited_for = self.file.is_waited_for().with_context(|| self.cannot_lock())?;
         let is_free = self.file.taken_slot().with_context(|| self.cannot_lock())?.is_none();
         let names_nobody =
-            || self.look(claim).map(|found| matches!(found, SlotReply::Held(held) if held.holder.is_none()));
+            || self.look(claim).map(|found| matches!(found, Acquired::Held(held) if held.holder.is_none()));
         Ok(is_waited_for && is_free && names_nobody()?)
     }
 }

@@ -1,12 +1,13 @@
 //! The answer of an operation, in one form for both sides.
 
+use std::time::Duration;
+
 use redis::Value;
 
 use super::view::{fields, text};
 use crate::lock::key::Key;
-use crate::lock::state::Held;
-use crate::store::KeyStatus;
 use crate::store::redis::reply::read_status;
+use crate::store::{Held, KeyStatus};
 
 /// An answer.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,8 +117,14 @@ impl Answer {
 }
 
 impl HolderSeen {
-    pub(super) fn of_state(held: &Held) -> Self {
-        HolderSeen { token: held.token.as_str().to_owned(), since: held.since_ms, ends: held.ends_ms }
+    /// Returns a holder as an answer given at `now` names it.
+    pub(super) fn of(held: &Held, now: u64) -> Self {
+        let ms = |span: Duration| u64::try_from(span.as_millis()).expect("is not that long");
+        HolderSeen {
+            token: held.token.as_ref().map(|token| token.as_str().to_owned()).unwrap_or_default(),
+            since: now.saturating_sub(held.since.map_or(0, ms)),
+            ends: held.expires_in.map(|span| now.saturating_add(ms(span))),
+        }
     }
 }
 
@@ -130,7 +137,8 @@ pub(super) fn not_mine(place: &str, look_in: &str, last_fence: &str) -> String {
 fn holder(value: &Value, now: u64) -> Option<HolderSeen> {
     let [Value::Int(held_for), Value::Int(expires_in), _, token] = fields(value) else { return None };
     let ends = (*expires_in >= 0).then(|| now.saturating_add_signed(*expires_in));
-    Some(HolderSeen { token: text(token), since: now.saturating_add_signed(-held_for), ends })
+    // After the clock was set back it may be negative: an answer says zero then.
+    Some(HolderSeen { token: text(token), since: now.saturating_add_signed(-(*held_for).max(0)), ends })
 }
 
 fn holders(value: &Value, now: u64) -> Vec<HolderSeen> {

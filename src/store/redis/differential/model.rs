@@ -15,12 +15,11 @@ use crate::lock::claim::{Claim, Mode};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{
-    Acquired, Applied, Ask, Facts, Held, LockState, Now, OnHeld, Release, Released, Renewed, Reserved, Revoked, Wanted,
-};
+use crate::lock::state::{Applied, Ask, Facts, IfHeld, LockState, Now, Release, Wanted};
 use crate::lock::token::Token;
-use crate::store::from_state;
 use crate::store::redis::{millis, release_args, slots, ttl_ms};
+use crate::store::{Acquired, Grant, Held, Released, Renewed, Reserved, Revoked};
+use crate::sys::clock::Moment;
 
 /// The state of a history so far, and what to ask Redis.
 pub(super) struct Model<'a> {
@@ -74,7 +73,7 @@ impl<'a> Model<'a> {
             }
             Step::Revoke { fence, at_once } => self.revoke(step, *fence, *at_once),
             Step::Status => {
-                let status = from_state::status(Key::new("k".as_ref()).expect("is a key"), &self.state, &self.facts);
+                let status = self.state.status(Key::new("k".as_ref()).expect("is a key"), &self.facts);
                 self.line(step, self.run(&self.scripts.list, &[]), Reader::List, Answer::status(status), &[]);
             }
             Step::Prune { unused_for, really } => self.prune(step, *unused_for, *really),
@@ -99,8 +98,8 @@ impl<'a> Model<'a> {
             request: request.as_deref().map(parse),
             ..claim(token, *ttl)
         };
-        let on_held = if *waits { OnHeld::Wait { max: *max } } else { OnHeld::Leave };
-        let ask = Ask { claim: &claim, leased: true, request: claim.request.as_ref(), on_held };
+        let if_held = if *waits { IfHeld::Queue { max_waiting: *max, until: None } } else { IfHeld::Leave };
+        let ask = Ask { claim: &claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held };
         let args = [
             token.clone(),
             ttl_ms(*ttl).to_string(),
@@ -118,17 +117,17 @@ impl<'a> Model<'a> {
             return self.fails(step, command, Reader::Acquire);
         };
         let answer = match answer {
-            Acquired::Mine { fence, slot, .. } => Answer::new(format!("mine: fence {fence}, slot {slot}")),
-            Acquired::Held { first, place, look_at_ms, last_fence } => {
-                let or_none = |number: Option<u64>| number.map_or("-1".into(), |number| number.to_string());
-                let place = or_none(place.and_then(|place| u64::try_from(place).ok()));
-                let look_in = or_none(look_at_ms.map(|at| at.saturating_sub(self.facts.now)));
-                let words = not_mine(&place, &look_in, &last_fence.to_string());
-                Answer { holder: self.named(first.as_ref()), ..Answer::new(words) }
+            Acquired::Mine(Grant { fence, slot, .. }) => Answer::new(format!("mine: fence {fence}, slot {slot}")),
+            // Nobody reads the answer to a cancelled request.
+            Acquired::Held(held) | Acquired::NotQueued(held) => {
+                let or_none = |number: Option<u128>| number.map_or("-1".into(), |number| number.to_string());
+                let place = or_none(held.place.map(u128::from));
+                let look_in = or_none(held.look_in.map(|span| span.as_millis()));
+                let words = not_mine(&place, &look_in, &held.last_fence.to_string());
+                Answer { holder: self.named(Some(&held)), ..Answer::new(words) }
             }
-            Acquired::NotNeeded { began_unix_ms } => Answer::new(format!("done by one that began at {began_unix_ms}")),
-            // Nobody reads it.
-            Acquired::Cancelled => Answer::new(not_mine("-1", "-1", "0")),
+            Acquired::NotNeeded(success) => Answer::new(format!("done by one that began at {}", success.began_ms)),
+            Acquired::Interrupted(_) => unreachable!("no rule says this"),
         };
         self.line(step, command, Reader::Acquire, answer, &woken);
     }
@@ -136,7 +135,8 @@ impl<'a> Model<'a> {
     fn reserve(&mut self, step: &Step) {
         let Step::Reserve { token, wanted, ttl } = step else { unreachable!() };
         let claim = claim(token, *ttl);
-        let ask = Ask { claim: &claim, leased: true, request: None, on_held: OnHeld::Leave };
+        let ask =
+            Ask { claim: &claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held: IfHeld::Leave };
         let mut args = vec![token.clone(), ttl_ms(*ttl).to_string(), json!(claim.holder).to_string()];
         match wanted {
             Wanted::Next { from, step } => args.extend(["step".into(), from.to_string(), step.to_string()]),
@@ -150,11 +150,11 @@ impl<'a> Model<'a> {
         };
         let words = match &applied.answer {
             // The slot is not in the reply, but is kept.
-            Reserved::Mine { fence, value, .. } => format!("mine: fence {fence}, value {value}"),
+            Reserved::Mine(Grant { fence, .. }, value) => format!("mine: fence {fence}, value {value}"),
             Reserved::Taken => "taken".into(),
             Reserved::NoNext(last) => format!("nothing after {last}"),
             Reserved::LastChanged(last) => format!("moved to {}", last.as_deref().unwrap_or_default()),
-            Reserved::Cancelled => "cancelled".into(),
+            Reserved::Withheld(_) => unreachable!("no rule says this"),
         };
         self.line(step, command, Reader::Reserve, Answer::new(words), &applied.woken);
     }
@@ -196,6 +196,7 @@ impl<'a> Model<'a> {
             Released::Retained => "retained",
             Released::WhenItEnds => "when it ends",
             Released::NotMine(_) => "not mine",
+            Released::Unrecorded(_) => unreachable!("no rule says this"),
         };
         let names_holder = release == Release::ByHand && words == "not mine";
         let holder = if names_holder { held } else { Vec::new() };
@@ -219,17 +220,16 @@ impl<'a> Model<'a> {
         let args = [json!(named).to_string(), json!(by).to_string(), u8::from(at_once).to_string()];
         let command = self.run(&self.scripts.revoke, &args);
         let applied = self.state.revoke(fence.as_ref().map(slice::from_ref), &by, at_once, &self.facts);
-        let free_in = applied.answer.free_in_ms(Now::unix(self.facts.now));
         let all = |holders: &[Held]| {
-            let mut holders: Vec<_> = holders.iter().map(HolderSeen::of_state).collect();
+            let mut holders: Vec<_> = holders.iter().map(|held| HolderSeen::of(held, self.facts.now)).collect();
             holders.sort();
             holders
         };
         let words = match &applied.answer {
             Revoked::Free => "free".into(),
             Revoked::Others(others) => format!("others: {:?}", all(others)),
-            Revoked::From { from, may_run_unaware, .. } => {
-                format!("from: {:?}, free in {free_in}, untold {may_run_unaware}", all(from))
+            Revoked::From { from, free_in, may_run_unaware, .. } => {
+                format!("from: {:?}, free in {}, untold {may_run_unaware}", all(from), free_in.as_millis())
             }
         };
         self.line(step, command, Reader::Revoke, Answer::new(words), &applied.woken);
@@ -250,9 +250,11 @@ impl<'a> Model<'a> {
 
     /// Returns the holders that an answer may name in place of the first one: those whose leases end at the same time.
     fn named(&self, first: Option<&Held>) -> Vec<HolderSeen> {
-        let Some(first) = first else { return Vec::new() };
-        let holders = self.state.holders.iter().map(|holder| HolderSeen::of_state(&holder.held()));
-        holders.filter(|it| it.ends == first.ends_ms).collect()
+        let Some(first) = first.filter(|held| held.holder.is_some()) else { return Vec::new() };
+        let now = self.facts.now();
+        let holders = self.state.holders.iter().map(|holder| holder.held(now));
+        let alike = holders.filter(|held| held.expires_in == first.expires_in);
+        alike.map(|held| HolderSeen::of(&held, now.ms)).collect()
     }
 
     /// Returns when one of the next leases or places ends; now, if none does.
