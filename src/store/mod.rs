@@ -6,6 +6,7 @@
 mod address;
 mod answers;
 pub mod diagnostic;
+mod engine;
 mod error;
 mod etcd;
 mod file;

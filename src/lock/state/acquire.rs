@@ -73,7 +73,9 @@ impl LockState {
             self.next_fence(facts)?;
         }
         let place = self.place_of(token).filter(|place| match ask.if_held {
-            IfHeld::Queue { max_waiting, .. } => has_waited || max_waiting.is_none_or(|max| *place < max as usize),
+            IfHeld::Queue { max_waiting, .. } => {
+                has_waited || max_waiting.is_none_or(|max| *place + facts.unread_waiters() < max as usize)
+            }
             IfHeld::Leave => false,
         });
         if place.is_some() {

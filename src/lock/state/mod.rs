@@ -250,6 +250,11 @@ pub trait Facts {
         0
     }
 
+    /// Returns how many waiters there are besides those in the state. Needed only if the number of waiters is limited.
+    fn unread_waiters(&self) -> usize {
+        0
+    }
+
     /// Returns how many waiters one operation may take from the queue: those to which it hands the lock, and those that need it no more.
     fn hand_offs_max(&self) -> usize {
         usize::MAX

@@ -211,7 +211,7 @@ impl Compare {
 }
 
 /// One operation in a transaction.
-pub(super) enum Operation {
+pub(super) enum RequestOp {
     /// Reads a key.
     Get(String),
     /// Reads the first `limit` keys with this prefix, in the order of their names; 0: all.
@@ -228,28 +228,28 @@ pub(super) enum Operation {
     Delete(String),
 }
 
-impl Operation {
+impl RequestOp {
     fn json(&self) -> Value {
         match self {
-            Operation::Get(key) => json!({ "request_range": { "key": encoded(key) } }),
-            Operation::GetAll { prefix, limit } => {
+            RequestOp::Get(key) => json!({ "request_range": { "key": encoded(key) } }),
+            RequestOp::GetAll { prefix, limit } => {
                 let end = super::keys::range_end(prefix);
                 json!({ "request_range": { "key": encoded(prefix), "range_end": encoded(&end), "limit": limit.to_string() } })
             }
-            Operation::Names { from, to, limit } => {
+            RequestOp::Names { from, to, limit } => {
                 let (from, to, limit) = (encoded(from), encoded(to), limit.to_string());
                 json!({ "request_range": { "key": from, "range_end": to, "limit": limit, "keys_only": true } })
             }
-            Operation::Count { from, to } => {
+            RequestOp::Count { from, to } => {
                 json!({ "request_range": { "key": encoded(from), "range_end": encoded(to), "count_only": true } })
             }
-            Operation::Put { key, value, lease } => {
+            RequestOp::Put { key, value, lease } => {
                 json!({ "request_put": { "key": encoded(key), "value": encoded(value), "lease": lease.to_string() } })
             }
-            Operation::Change { key, value } => {
+            RequestOp::Change { key, value } => {
                 json!({ "request_put": { "key": encoded(key), "value": encoded(value), "ignore_lease": true } })
             }
-            Operation::Delete(key) => json!({ "request_delete_range": { "key": encoded(key) } }),
+            RequestOp::Delete(key) => json!({ "request_delete_range": { "key": encoded(key) } }),
         }
     }
 }
@@ -257,12 +257,12 @@ impl Operation {
 /// Does `then` if all comparisons hold, otherwise `otherwise`; atomically, and as a majority of the members has it.
 pub(super) fn transaction<'a>(
     compare: &[Compare],
-    then: impl IntoIterator<Item = &'a Operation>,
-    otherwise: &[Operation],
+    then: impl IntoIterator<Item = &'a RequestOp>,
+    otherwise: &[RequestOp],
 ) -> Request {
     let compare: Vec<Value> = compare.iter().map(Compare::json).collect();
-    let then: Vec<Value> = then.into_iter().map(Operation::json).collect();
-    let otherwise: Vec<Value> = otherwise.iter().map(Operation::json).collect();
+    let then: Vec<Value> = then.into_iter().map(RequestOp::json).collect();
+    let otherwise: Vec<Value> = otherwise.iter().map(RequestOp::json).collect();
     request("/v3/kv/txn", &json!({ "compare": compare, "success": then, "failure": otherwise }))
 }
 

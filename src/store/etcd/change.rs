@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::api::{self, Compare, Operation, Transacted};
-use super::facts::{EtcdFacts, HAND_OFFS_MAX};
+use super::api::{self, Compare, RequestOp, Transacted};
 use super::failure::Failure;
 use super::found::{Found, HandedOver, Life, LifeEnd, OwnRow, READS_MAX, Row, Scope, record_of, whole_seconds};
 use super::http::Request;
@@ -30,6 +29,9 @@ const _: () = assert!(2 * LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MA
 /// How long a lease lasts at most that is left to expire when its holder has released the lock. That saves the release a round trip and a
 /// request. It does not make a hand-off quicker.
 const LEFT_MAX_MS: u64 = 60_000;
+
+/// How many waiters an operation may take from the queue: its transaction has two operations for each of them.
+pub(super) const HAND_OFFS_MAX: usize = 24;
 
 /// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
 /// repeated attempt uses them again.
@@ -65,7 +67,7 @@ pub(super) fn number() -> i64 {
 /// What an operation changes.
 pub(super) struct Change {
     compare: Vec<Compare>,
-    operations: Vec<Operation>,
+    operations: Vec<RequestOp>,
     /// The leases to create before that, with their seconds.
     grants: Vec<(i64, u64)>,
     /// The leases that are unused after that.
@@ -79,7 +81,9 @@ pub(super) struct Change {
 /// The states before and after a change.
 pub(super) struct Draft<'a> {
     pub(super) scope: &'a Scope,
-    pub(super) facts: &'a EtcdFacts<'a>,
+    pub(super) found: &'a Found,
+    /// The time of the view that the rules had, in milliseconds of Unix time.
+    pub(super) now_ms: u64,
     pub(super) asking: Option<&'a Token>,
     pub(super) before: &'a LockState,
     pub(super) after: &'a LockState,
@@ -100,26 +104,22 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    fn found(&self) -> &Found {
-        self.facts.found
-    }
-
     /// Returns the change.
     pub(super) fn change(&self, leases: &mut NewLeases) -> Change {
         let mut change = Change {
-            compare: vec![Compare::Unchanged(self.scope.names.state.clone(), self.found().record_revision)],
+            compare: vec![Compare::Unchanged(self.scope.names.state.clone(), self.found.record_revision)],
             operations: Vec::new(),
             grants: Vec::new(),
             unused_leases: Vec::new(),
             own_row: None,
             refused: None,
         };
-        if self.found().record_revision == 0 {
+        if self.found.record_revision == 0 {
             // The record may have come and gone since, and `prune` then leaves only its fence.
-            let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found().pruned.revision);
+            let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found.pruned.revision);
             change.compare.push(pruned);
         }
-        if let Some(life) = self.asking.and_then(|asking| self.found().life_of(asking)) {
+        if let Some(life) = self.asking.and_then(|asking| self.found.life_of(asking)) {
             // The answer depends on it: that the lease is renewed, or that the lock was held until now.
             change.compare.push(Compare::Attached(self.scope.names.life(&life.token), life.lease));
         }
@@ -135,19 +135,19 @@ impl Draft<'_> {
         for holder in self.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
             self.change_life(change, holder, leases);
         }
-        for life in &self.found().lives {
+        for life in &self.found.lives {
             let holder = self.before.holders.iter().find(|holder| holder.token == life.token);
             let was_there = holder.is_some();
             let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
             if !is_there && (was_there || self.given_up == Some(&life.token)) {
                 let is_deleted = change.operations.len() < LIVES_MAX;
                 if is_deleted {
-                    change.operations.push(Operation::Delete(self.scope.names.life(&life.token)));
+                    change.operations.push(RequestOp::Delete(self.scope.names.life(&life.token)));
                 }
                 let lasts_ms = holder.and_then(|holder| holder.lease.as_ref()?.ttl_ms);
                 if is_deleted && lasts_ms.is_some_and(|ms| ms <= LEFT_MAX_MS) {
                     // It may be there since it waited.
-                    change.operations.push(Operation::Delete(self.scope.names.look(&life.token)));
+                    change.operations.push(RequestOp::Delete(self.scope.names.look(&life.token)));
                 } else {
                     change.unused_leases.push(life.lease);
                 }
@@ -158,7 +158,7 @@ impl Draft<'_> {
     /// Returns whether the lock is handed to this holder in the queue: it keeps the lease of its place.
     fn is_handed_over(&self, holder: &HolderState) -> bool {
         let held_before = self.before.holders.iter().any(|it| it.token == holder.token);
-        !held_before && self.asking != Some(&holder.token) && self.found().row_of(&holder.token).is_some()
+        !held_before && self.asking != Some(&holder.token) && self.found.row_of(&holder.token).is_some()
     }
 
     /// Gives a holder a new lease if it begins one now.
@@ -170,20 +170,20 @@ impl Draft<'_> {
         if lease.ends_ms.is_some() && !begins_lease && before.is_some_and(|it| it.lease == holder.lease) {
             let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
             if let (true, Some(life), Some(ends_ms)) =
-                (is_revoked_now, self.found().life_of(&holder.token), lease.ends_ms)
+                (is_revoked_now, self.found.life_of(&holder.token), lease.ends_ms)
             {
                 self.end_life(change, life, ends_ms);
             }
             return;
         }
-        let old = self.found().lease_of(&holder.token);
+        let old = self.found.lease_of(&holder.token);
         if let Some(ends_ms) = lease.ends_ms {
-            let left = Duration::from_millis(ends_ms.saturating_sub(self.facts.now_ms));
+            let left = Duration::from_millis(ends_ms.saturating_sub(self.now_ms));
             let lease = change.new_lease(&holder.token, left, leases);
             let value = holder.revoked_by.as_ref().map(|_| json(&self.end_at(ends_ms))).unwrap_or_default();
-            change.operations.push(Operation::Put { key, value, lease });
+            change.operations.push(RequestOp::Put { key, value, lease });
         } else if old.is_some() {
-            change.operations.push(Operation::Delete(key));
+            change.operations.push(RequestOp::Delete(key));
         }
         change.unused_leases.extend(old);
     }
@@ -191,27 +191,27 @@ impl Draft<'_> {
     /// Notes in the life of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
     /// missing from the record lasts is not known.
     fn end_life(&self, change: &mut Change, life: &Life, ends_ms: u64) {
-        if self.found().end_of(life).is_none() && !self.found().is_unrecorded(&life.token) {
+        if self.found.end_of(life).is_none() && !self.found.is_unrecorded(&life.token) {
             let key = self.scope.names.life(&life.token);
             change.compare.push(Compare::Attached(key.clone(), life.lease));
-            change.operations.push(Operation::Change { key, value: json(&self.end_at(ends_ms)) });
+            change.operations.push(RequestOp::Change { key, value: json(&self.end_at(ends_ms)) });
         }
     }
 
     fn end_at(&self, ends_ms: u64) -> LifeEnd {
-        LifeEnd::new(&self.found().member_and_term.0, ends_ms)
+        LifeEnd::new(&self.found.member_and_term.0, ends_ms)
     }
 
     /// Deletes the rows of the waiters that have left the queue, and wakes those that must be woken. A waiter to which the lock was
     /// handed gets its life, which says so, on the lease of its place.
     fn take_from_queue(&self, change: &mut Change) {
         let names = &self.scope.names;
-        for row in &self.found().rows {
+        for row in &self.found.rows {
             let token = &row.waiter.token;
             let is_own = self.asking == Some(token);
             let waits = self.waiter(token).is_some_and(|waiter| waiter.mode == row.waiter.mode);
             if !waits {
-                change.operations.push(Operation::Delete(row.name.clone()));
+                change.operations.push(RequestOp::Delete(row.name.clone()));
                 change.unused_leases.extend(is_own.then_some(row.lease));
             }
             if is_own || waits && !self.woken.contains(token) {
@@ -225,17 +225,17 @@ impl Draft<'_> {
                 None => (names.look(token), String::new()),
             };
             change.compare.push(row.unchanged());
-            change.operations.push(Operation::Put { key, value, lease: row.lease });
+            change.operations.push(RequestOp::Put { key, value, lease: row.lease });
         }
         if self.changes_holders() || self.given_up.is_some() {
             // One that has joined meanwhile, ahead of those that still wait, could be the next. If the first that still waits has left, the
             // one behind it may be the next: so it must be unchanged.
             let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
-            let next = self.found().rows.iter().find(still_waits);
+            let next = self.found.rows.iter().find(still_waits);
             change.compare.extend(next.map(Row::unchanged));
-            let (from, revision) = (names.queue.clone(), self.found().revision);
+            let (from, revision) = (names.queue.clone(), self.found.revision);
             // A lock that is retained may end sooner than the first waiters know: all of them must be woken.
-            let wakes_the_first = !self.changes_holders() && self.found().rows.len() < LOOKERS;
+            let wakes_the_first = !self.changes_holders() && self.found.rows.len() < LOOKERS;
             let next = next.filter(|_| !wakes_the_first);
             let to = next.map_or_else(|| range_end(&from), |row| row.name.clone());
             change.compare.push(Compare::NoneSince { from, to, revision });
@@ -252,21 +252,21 @@ impl Draft<'_> {
     fn keep_place(&self, change: &mut Change, leases: &mut NewLeases) {
         let Some(asking) = self.asking.filter(|_| self.may_wait) else { return };
         let Some(waiter) = self.waiter(asking) else { return };
-        let row = self.found().row_of(asking).filter(|row| row.waiter.mode == waiter.mode);
+        let row = self.found.row_of(asking).filter(|row| row.waiter.mode == waiter.mode);
         let is_same = |row: &Row| WaiterState { ends_ms: row.waiter.ends_ms, ..waiter.clone() } == row.waiter;
         if row.is_some_and(|row| self.kept == Some(row.lease) && is_same(row)) {
             return;
         }
         let lease = change.new_lease(asking, Duration::from_millis(waiter.place_ms), leases);
-        let name = row.map_or_else(|| self.scope.names.row(self.found().revision, asking), |row| row.name.clone());
+        let name = row.map_or_else(|| self.scope.names.row(self.found.revision, asking), |row| row.name.clone());
         change.compare.extend(row.map(Row::unchanged));
         change.unused_leases.extend(row.map(|row| row.lease));
-        change.operations.push(Operation::Put { key: name.clone(), value: json(waiter), lease });
+        change.operations.push(RequestOp::Put { key: name.clone(), value: json(waiter), lease });
         change.own_row = Some((name, lease));
     }
 
     fn change_record(&self, change: &mut Change) {
-        let found = self.found();
+        let found = self.found;
         let renewed = self.asking.filter(|_| self.begins_lease);
         let mut record = record_of(self.after, self.before, found, renewed);
         for holder in record.holders.iter_mut().filter(|holder| self.is_handed_over(holder)) {
@@ -287,15 +287,15 @@ impl Draft<'_> {
             let value = json(&record);
             change.refused =
                 record_limit::check((&found.stored, json(&found.stored).len()), (&record, value.len())).err();
-            change.operations.push(Operation::Put { key, value, lease: 0 });
+            change.operations.push(RequestOp::Put { key, value, lease: 0 });
             return;
         }
-        change.operations.push(Operation::Delete(key));
+        change.operations.push(RequestOp::Delete(key));
         if self.scope.keeps_fence && found.stored.fence > found.pruned.fence {
             let key = self.scope.names.pruned_fence.clone();
             // Of two at once, the greater one must stay.
             change.compare.push(Compare::Unchanged(key.clone(), found.pruned.revision));
-            change.operations.push(Operation::Put { key, value: found.stored.fence.to_string(), lease: 0 });
+            change.operations.push(RequestOp::Put { key, value: found.stored.fence.to_string(), lease: 0 });
         }
     }
 

@@ -8,15 +8,16 @@ use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::api::{self, Header, Operation};
+use super::api::{self, Header, RequestOp};
 use super::client::{Client, Effect};
 use super::failure::Failure;
 use super::keys::Names;
 use super::url::{Cluster, shown};
-use super::{EtcdStore, change, on};
+use super::{EtcdStore, change};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
 use crate::store::diagnostic::{Diagnostic, Level, encryption, latency, trial};
+use crate::store::engine::{Operation, Records as _};
 use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
 
@@ -107,8 +108,8 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     diagnostics.extend(alarms.alarms.iter().map(judge_alarm));
     let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
     // A majority confirms a read, as it does each step of a lock.
-    let read = Operation::Get(Names::new(&store.client.cluster.prefix, &key).state);
-    let measured = latency::diagnose(timeout, || {
+    let read = RequestOp::Get(Names::new(&store.client.cluster.prefix, &key).state);
+    let measured = latency::diagnose(timeout, || -> Result<_, Failure> {
         ask::<Value>(&mut store.client, &api::transaction(&[], [&read], &[]), timeout)?;
         // Its clock, in whole seconds, is too coarse to be judged.
         Ok(None)
@@ -121,7 +122,7 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     diagnostics.push(with_signals_blocked(|| {
         let tried = trial::diagnose(store, &key);
         store.is_trial = true;
-        let _ = store.once(on(&key), |state, _| {
+        let _ = store.once(Operation::OnLock(&key), |state, _| {
             *state = LockState::default();
             Ok(Applied::only(()))
         });

@@ -16,7 +16,7 @@ use crate::text::shell;
 
 /// Why a request failed.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(in crate::store) enum Failure {
     /// No member could be reached: none has seen anything of this request.
     Unreachable(String),
     /// The process has no descriptor or memory left for a connection.
@@ -51,7 +51,7 @@ pub(super) enum Failure {
 
 /// An error message of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServerError {
+pub(in crate::store) struct ServerError {
     /// A gRPC status code, see "Status codes and their use in gRPC".
     code: u32,
     /// etcd's words.

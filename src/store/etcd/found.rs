@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::api::{Compare, KeyValue, Operation, Range, Transacted};
+use super::api::{Compare, KeyValue, Range, RequestOp, Transacted};
+use super::change::HAND_OFFS_MAX;
 use super::client::DATE_DOUBT_MS;
 use super::failure::Failure;
 use super::keys::Names;
 use crate::lock::state::{HolderState, LOOKERS, LeaseRecord, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
+use crate::store::engine::View;
 
 /// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the operation. One
 /// that deals with as many as it may leaves enough of these.
@@ -116,7 +118,7 @@ impl PrunedFence {
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(in crate::store) struct Found {
     /// The member that was asked, and its term.
     pub(super) member_and_term: (String, String),
     /// The cluster's revision.
@@ -149,18 +151,18 @@ impl Scope {
     }
 
     /// Returns the operations that read it, at most [`READS_MAX`].
-    pub(super) fn operations(&self) -> Vec<Operation> {
+    pub(super) fn operations(&self) -> Vec<RequestOp> {
         let Names { state, lives, queue, pruned_fence } = &self.names;
         let limit = if self.reads_all_rows() { 0 } else { self.limit };
         let mut operations = vec![
-            Operation::Get(state.clone()),
-            Operation::GetAll { prefix: lives.clone(), limit: 0 },
-            Operation::GetAll { prefix: queue.clone(), limit },
-            Operation::Get(pruned_fence.clone()),
+            RequestOp::Get(state.clone()),
+            RequestOp::GetAll { prefix: lives.clone(), limit: 0 },
+            RequestOp::GetAll { prefix: queue.clone(), limit },
+            RequestOp::Get(pruned_fence.clone()),
         ];
         if let OwnRow::Named(name) = &self.own_row {
-            operations.push(Operation::Get(name.clone()));
-            operations.push(Operation::Count { from: queue.clone(), to: name.clone() });
+            operations.push(RequestOp::Get(name.clone()));
+            operations.push(RequestOp::Count { from: queue.clone(), to: name.clone() });
         }
         operations
     }
@@ -317,9 +319,23 @@ impl Found {
         end.map(|end| end.ends_ms)
     }
 
-    /// Returns the leases of the holders that are missing from the record.
-    pub(super) fn unrecorded_leases(&self) -> impl Iterator<Item = i64> {
-        self.lives.iter().filter(|life| self.is_unrecorded(&life.token)).map(|life| life.lease)
+    /// Returns the leases of the holders that are missing from the record, and whose lock is revoked in this state.
+    pub(super) fn unrecorded_revoked(&self, after: &LockState) -> impl Iterator<Item = i64> {
+        let is_revoked = |life: &&Life| {
+            let mut holders = after.holders.iter().filter(|holder| holder.revoked_by.is_some());
+            self.is_unrecorded(&life.token) && holders.any(|holder| holder.token == life.token)
+        };
+        self.lives.iter().filter(is_revoked).map(|life| life.lease)
+    }
+
+    /// Returns what the rules need to know besides the state, at `now_ms`.
+    pub(super) fn view(&self, now_ms: u64) -> View {
+        View {
+            has_record: self.record_revision != 0,
+            pruned_fence: self.pruned.fence,
+            hand_offs_max: HAND_OFFS_MAX,
+            ..View::at(now_ms)
+        }
     }
 
     /// Returns the leases of the holders, and of the waiters that were read.

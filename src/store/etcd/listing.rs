@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::api::{self, KeyValue, Operation};
+use super::EtcdStore;
+use super::api::{self, KeyValue, RequestOp};
 use super::client::{DATE_DOUBT_MS, Effect};
-use super::facts::EtcdFacts;
 use super::failure::Failure;
 use super::found::{Found, OwnRow, Scope};
 use super::http::Response;
 use super::keys::{Names, all_states, decoded, range_end};
 use super::operation::transacted;
-use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
+use crate::store::engine::{Operation, Records as _, View};
 use crate::store::{KeyStatus, Listing, Prune, StoreError, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
@@ -34,7 +34,7 @@ struct Keys {
 
 impl EtcdStore {
     /// Returns what is known of `key`, or of every key.
-    pub(super) fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+    pub(super) fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         if let Some(key) = key {
             let status = self.status_of(key).map_err(|failure| self.explain(&failure))?;
@@ -74,7 +74,7 @@ impl EtcdStore {
         let (mut from, to) = (prefix.clone(), range_end(&prefix));
         let (mut keys, received) = (Vec::new(), self.client.received);
         let are_cut = loop {
-            let read = [Operation::Names { from: from.clone(), to: to.clone(), limit: PAGE }];
+            let read = [RequestOp::Names { from: from.clone(), to: to.clone(), limit: PAGE }];
             let request = api::transaction(&[], &read, &[]);
             let responses = self.client.exchange(&[request], Effect::Reads, Moment::now() + self.timeout)?;
             let answer = transacted(responses.first().ok_or(Failure::Closed)?)?;
@@ -103,7 +103,7 @@ impl EtcdStore {
     fn look(&mut self, key: &Key) -> Result<Found, Failure> {
         let names = Names::new(&self.client.cluster.prefix, key);
         let scope = Scope { names, own_row: OwnRow::None, limit: 0, keeps_fence: true };
-        self.read(&scope, Moment::now() + self.timeout)
+        self.read_scope(&scope, Moment::now() + self.timeout)
     }
 
     /// Returns what is known of a key, if anything.
@@ -125,8 +125,8 @@ impl EtcdStore {
         if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
             return Ok(None);
         }
-        let facts = EtcdFacts { now_ms, found: &found, may_be_done: false };
-        let mut status = state.status(key.clone(), &facts);
+        let view = found.view(now_ms);
+        let mut status = state.status(key.clone(), &view);
         for holding in &mut status.holders {
             let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
             if holding.expires_in.is_some() {
@@ -165,11 +165,11 @@ impl EtcdStore {
 
 /// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock, but not by more than [`LEAD_MAX_MS`].
 /// The time may be later than it is taken to be: a run that has just ended has not ended in the future.
-fn is_prunable(state: &LockState, unused_for: Duration, facts: &EtcdFacts<'_>) -> bool {
-    let facts = EtcdFacts { now_ms: facts.now_ms.saturating_add(DATE_DOUBT_MS), ..*facts };
-    let fence = state.fence.min(facts.now_ms);
-    let is_near = state.fence <= facts.now_ms.saturating_add(LEAD_MAX_MS);
-    facts.found.record_revision != 0 && is_near && LockState { fence, ..state.clone() }.is_prunable(unused_for, &facts)
+fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
+    let view = View { now_ms: view.now_ms.saturating_add(DATE_DOUBT_MS), ..*view };
+    let fence = state.fence.min(view.now_ms);
+    let is_near = state.fence <= view.now_ms.saturating_add(LEAD_MAX_MS);
+    view.has_record && is_near && LockState { fence, ..state.clone() }.is_prunable(unused_for, &view)
 }
 
 impl Prune for EtcdStore {
@@ -214,16 +214,15 @@ impl EtcdStore {
             let found = self.look(key)?;
             let now_ms = self.client.now_ms()?;
             let state = found.state(None, now_ms);
-            let facts = EtcdFacts { now_ms, found: &found, may_be_done: false };
-            return Ok(is_prunable(&state, unused_for, &facts));
+            let view = found.view(now_ms);
+            return Ok(is_prunable(&state, unused_for, &view));
         }
-        let pruned = self.once(on(key), |state, facts| {
-            let is_prunable = is_prunable(state, unused_for, facts);
+        self.once(Operation::OnLock(key), |state, view| {
+            let is_prunable = is_prunable(state, unused_for, view);
             if is_prunable {
                 *state = LockState::default();
             }
             Ok(Applied::only(is_prunable))
-        });
-        pruned.map(|committed| committed.answer)
+        })
     }
 }

@@ -1,200 +1,113 @@
-//! One operation on a lock: it reads the lock, applies the rules, and writes the result in one transaction. That fails if
+//! One operation on a lock: it reads the lock, and writes what the rules make of it in one transaction. That fails if
 //! another operation was quicker; then this one starts again with what the other has left.
 
 use std::thread;
-use std::time::Duration;
 
+use super::EtcdStore;
 use super::api::{self, Header, Transacted};
 use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
-use super::facts::EtcdFacts;
 use super::failure::Failure;
 use super::found::{Attached, FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::pauses::Pauses;
-use super::{EtcdStore, on};
-use crate::lock::key::Key;
-use crate::lock::state::{Applied, FenceExhausted, LockState};
+use super::waiting::look_again;
+use crate::lock::state::LockState;
 use crate::lock::token::Token;
+use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::clock::Moment;
 
-/// The subject of an operation.
-#[derive(Clone, Copy)]
-pub(super) struct Subject<'a> {
-    /// The lock.
-    pub(super) key: &'a Key,
-    /// The token that asks.
-    pub(super) asking: Option<&'a Token>,
-    /// Whether its row in the queue matters, if it has one.
-    pub(super) row: RowUse,
-    /// How long the place in the queue must last, if the operation may wait.
-    pub(super) place: Option<Duration>,
-    /// Whether no command runs under that token any more.
-    pub(super) gives_up: bool,
-    /// Whether all waiters matter, not only the first.
-    pub(super) needs_all_waiters: bool,
-}
-
-/// Whether the row of the asking client matters to an operation.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowUse {
-    /// No.
-    Ignored,
-    /// If we know of it.
-    IfKnown,
-    /// The token may be in the queue without our knowledge.
-    Sought,
-}
-
-/// The result of an operation.
-pub(super) struct Committed<T> {
-    /// The answer.
-    pub(super) answer: T,
-    /// The cluster's revision as of the answer.
-    pub(super) revision: i64,
-    /// How many of those ahead of the asking client were not read, if it waits.
-    pub(super) unread_ahead: u64,
-    /// Whether the end of what keeps the asking client from the lock, if it waits, is not known: the first of those ahead of it cannot use
-    /// what is free, or the lock was just handed to one of them, which may be as dead as the holder before it.
-    pub(super) looks_again: bool,
-    /// Whether more waiters can be taken from the queue.
-    is_unfinished: bool,
-}
-
-/// What an operation has at hand to begin with.
-struct Attempt<'a> {
-    subject: Subject<'a>,
+/// An operation that is being carried out.
+pub(in crate::store) struct Attempt<'a> {
+    operation: Operation<'a>,
+    /// What to read of the lock.
     scope: Scope,
     /// The lease of our row, if it was kept alive for as long as the place must last.
     kept: Option<i64>,
     leases: NewLeases,
     deadline: Moment,
     pauses: Pauses,
+    /// The time of the view that the rules had, in milliseconds of Unix time.
+    now_ms: u64,
 }
 
-/// How an attempt ended.
-enum Attempted<T> {
-    Done(Committed<T>),
-    /// The lock must be read again: more of it, or after a lease was lost.
-    Again,
-    /// Another operation was quicker. `found`: what it has left; `is_urgent`: whether others should give way to this one.
-    Lost {
-        found: Box<Found>,
-        is_urgent: bool,
-    },
-}
+impl Transactions for EtcdStore {
+    type Snapshot = Found;
+    type Attempt<'a> = Attempt<'a>;
+    type Failure = Failure;
 
-impl EtcdStore {
-    /// Applies `rules` to the state of a lock, and stores the result. The rules may be applied several times, each time to
-    /// what is found then; only the last result is stored. If it leaves waiters to which the lock can be handed, goes on with them.
-    pub(super) fn operate<T>(
-        &mut self,
-        subject: Subject<'_>,
-        deadline: Moment,
-        rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Committed<T>, Failure> {
-        let committed = self.operate_once(subject, deadline, rules)?;
-        let mut is_unfinished = committed.is_unfinished;
-        while is_unfinished {
-            let looked = self.operate_once(on(subject.key), deadline, |state, facts| Ok(state.look(facts)));
-            // If this fails, the first of them look by themselves.
-            is_unfinished = looked.is_ok_and(|looked| looked.is_unfinished);
-        }
-        Ok(committed)
-    }
-
-    /// Does the same without going on.
-    fn operate_once<T>(
-        &mut self,
-        subject: Subject<'_>,
-        deadline: Moment,
-        mut rules: impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Committed<T>, Failure> {
-        let (scope, leases, pauses) = (self.scope(subject), NewLeases::default(), Pauses::default());
-        let mut attempt = Attempt { subject, scope, kept: None, leases, deadline, pauses };
-        let operated = self.attempt_until_done(&mut attempt, &mut rules);
-        if let Err(failure) = &operated
-            && !self.client.may_be_done
-        {
-            self.unused_leases.extend(attempt.leases.without(&[]));
-            // After any other failure the next operation tidies up, or the caller does if it gives up.
-            if !failure.is_transient() {
-                self.revoke_unused_leases();
-            }
-        }
-        operated
-    }
-
-    fn attempt_until_done<T>(
-        &mut self,
-        attempt: &mut Attempt<'_>,
-        rules: &mut impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Committed<T>, Failure> {
+    fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         self.client.begin();
-        let mut found = match self.recall(attempt.subject.asking, &attempt.scope) {
-            Some(found) => found,
-            None => self.read_first(attempt)?,
-        };
-        loop {
-            found = match self.attempt(attempt, &found, rules)? {
-                Attempted::Done(committed) => return Ok(committed),
-                Attempted::Again => self.read(&attempt.scope, attempt.deadline)?,
-                Attempted::Lost { found, is_urgent } => self.give_way(attempt, *found, is_urgent)?,
-            };
+        Attempt {
+            operation,
+            scope: self.scope(operation),
+            kept: None,
+            leases: NewLeases::default(),
+            deadline,
+            pauses: Pauses::default(),
+            now_ms: 0,
         }
     }
 
-    /// Reads the lock for the first attempt. If the asking client waits, as far as it knows, also keeps the lease of its place alive.
-    fn read_first(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
+    /// Returns the lock as it is remembered, or reads it. If the asking client waits, as far as it knows, also keeps the lease of its place
+    /// alive.
+    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
         let (scope, deadline) = (&attempt.scope, attempt.deadline);
+        if let Some(found) = self.recall(attempt.operation.asking(), scope) {
+            return Ok(found);
+        }
         let row = self.own_row.clone().filter(|row| row.lease != 0);
-        let (OwnRow::Named(_), Some(place), Some(row)) = (&scope.own_row, attempt.subject.place, row) else {
-            return self.read(scope, deadline);
+        let (OwnRow::Named(_), Some(place), Some(row)) = (&scope.own_row, attempt.operation.place(), row) else {
+            return self.read_scope(scope, deadline);
         };
         let (found, lasts) = self.keep_alive(&row, scope, deadline)?;
         attempt.kept = (lasts >= place).then_some(row.lease);
         Ok(found)
     }
 
-    /// Applies the rules once to what was `found`, and tries to store the result.
-    fn attempt<T>(
+    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Found) -> Result<(LockState, View), Failure> {
+        let asking = attempt.operation.asking();
+        if let (OwnRow::Unknown, Some(asking)) = (&attempt.scope.own_row, asking) {
+            let row = found.row_of(asking).map(|row| row.name.clone());
+            attempt.scope = attempt.scope.clone().with_row(row);
+        }
+        attempt.now_ms = self.client.now_ms()?;
+        let view = View { may_be_done: self.client.may_be_done, ..found.view(attempt.now_ms) };
+        Ok((found.state(asking, attempt.now_ms), view))
+    }
+
+    fn commit(
         &mut self,
         attempt: &mut Attempt<'_>,
-        found: &Found,
-        rules: &mut impl FnMut(&mut LockState, &EtcdFacts<'_>) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Attempted<T>, Failure> {
-        let Attempt { subject, scope, .. } = attempt;
-        if let (OwnRow::Unknown, Some(asking)) = (&scope.own_row, subject.asking) {
-            let row = found.row_of(asking).map(|row| row.name.clone());
-            *scope = scope.clone().with_row(row);
-        }
-        let (now_ms, may_be_done) = (self.client.now_ms()?, self.client.may_be_done);
-        let facts = EtcdFacts { now_ms, found, may_be_done };
-        let before = found.state(subject.asking, now_ms);
-        let mut after = before.clone();
-        let applied = rules(&mut after, &facts).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))?;
+        found: Found,
+        mut transition: Transition,
+    ) -> Result<Commit<Found>, Failure> {
+        let (operation, asking) = (attempt.operation, attempt.operation.asking());
+        let may_be_done = self.client.may_be_done;
         if may_be_done {
             // The earlier attempt fails when it arrives late, but only while there is a record.
-            after.outlast_late_requests(&facts);
+            transition.after.outlast_late_requests(&found.view(attempt.now_ms));
         }
-        if scope.limit == FIRST_WAITERS && !found.has_enough_rows(&after, subject.asking) {
-            scope.limit = MANY_WAITERS;
-            return Ok(Attempted::Again);
+        let Transition { before, after, woken, begins_lease, .. } = &transition;
+        if attempt.scope.limit == FIRST_WAITERS && !found.has_enough_rows(after, asking) {
+            attempt.scope.limit = MANY_WAITERS;
+            return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
         }
         let draft = Draft {
-            scope,
-            facts: &facts,
-            asking: subject.asking,
-            before: &before,
-            after: &after,
-            woken: &applied.woken,
-            begins_lease: applied.begins_lease,
-            may_wait: subject.place.is_some(),
+            scope: &attempt.scope,
+            found: &found,
+            now_ms: attempt.now_ms,
+            asking,
+            before,
+            after,
+            woken,
+            begins_lease: *begins_lease,
+            may_wait: operation.waiter().is_some(),
             kept: attempt.kept,
-            given_up: subject.asking.filter(|_| subject.gives_up),
+            given_up: asking.filter(|_| operation.gives_up()),
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
-            forces_write: may_be_done || subject.needs_all_waiters && joins(&before, &after),
+            forces_write: may_be_done || operation.counts_waiters() && joins(before, after),
         };
         let mut change = draft.change(&mut attempt.leases);
         let changes_holders = draft.changes_holders();
@@ -204,14 +117,14 @@ impl EtcdStore {
         let (mut revision, mut answered_by) = (found.revision, found.member_and_term.clone());
         if !change.is_empty() {
             let uses_old = change.uses_created(&attempt.leases);
-            let keeps = subject.asking.filter(|asking| !subject.gives_up && holds(asking, &after));
+            let keeps = asking.filter(|asking| !operation.gives_up() && holds(asking, after));
             // The next operation of a holder needs no other read.
-            let read_after = keeps.map(|_| scope.of_holder());
-            let transacted = match self.commit(&change, attempt, read_after.as_ref()) {
+            let read_after = keeps.map(|_| attempt.scope.of_holder());
+            let transacted = match self.commit_change(&change, attempt, read_after.as_ref()) {
                 Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
                     // A lease that an earlier attempt has created was not used in time.
                     attempt.leases = NewLeases::default();
-                    return Ok(Attempted::Again);
+                    return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
                 }
                 committed => committed?,
             };
@@ -219,10 +132,11 @@ impl EtcdStore {
                 if self.client.may_be_done && change.own_row.is_some() {
                     // Our row may be anywhere among the waiters.
                     attempt.scope.own_row = OwnRow::Unknown;
-                    return Ok(Attempted::Again);
+                    return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
                 }
-                let is_urgent = attempt.subject.asking.is_some_and(|asking| holds(asking, &before));
-                return Ok(Attempted::Lost { found: Box::new(attempt.scope.read(transacted)?), is_urgent });
+                let is_urgent = asking.is_some_and(|asking| holds(asking, before));
+                let found = attempt.scope.read(transacted)?;
+                return self.give_way(attempt, found, is_urgent).map(Commit::Again);
             }
             let Header { member_id, raft_term, .. } = transacted.header.clone();
             (revision, answered_by) = (transacted.header.revision, (member_id, raft_term));
@@ -233,19 +147,38 @@ impl EtcdStore {
             }
         }
         self.client.may_be_done = false;
-        let waiting = attempt.subject.asking.and_then(|asking| after.waiters.iter().find(|it| it.token == *asking));
-        let unread_ahead = waiting.map_or(0, |waiter| found.unread_ahead(&waiter.token));
-        let looks_again = changes_holders || waiting.is_some_and(|waiter| after.has_room(waiter.mode));
-        if attempt.subject.place.is_some() {
-            let row = waiting.and_then(|waiter| found.row_of(&waiter.token));
+        self.revoked_unrecorded = found.unrecorded_revoked(after).collect();
+        let at = asking.and_then(|asking| after.waiters.iter().position(|it| it.token == *asking));
+        let place = at.map(|at| {
+            let waiter = &after.waiters[at];
+            let row = found.row_of(&waiter.token);
             let row = change.own_row.take().or_else(|| row.map(|row| (row.name.clone(), row.lease)));
-            self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
-        }
-        self.note_leases(change, attempt, found);
-        let Applied { answer, is_unfinished, .. } = applied;
-        Ok(Attempted::Done(Committed { answer, revision, unread_ahead, looks_again, is_unfinished }))
+            if operation.waiter().is_some() {
+                self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
+                self.seen_revision = revision;
+            }
+            let ahead = at as u64 + found.unread_ahead(&waiter.token);
+            // The end of what keeps it from the lock is not known: the first of those ahead of it cannot use what is free, or the lock was
+            // just handed to one of them, which may be as dead as the holder before it.
+            let looks_again = changes_holders || after.has_room(waiter.mode);
+            Place { ahead, look_in: look_again(ahead).filter(|_| looks_again) }
+        });
+        self.note_leases(change, attempt, &found);
+        Ok(Commit::Done(place))
     }
 
+    fn abandon(&mut self, attempt: Attempt<'_>, failure: &Failure) {
+        if !self.client.may_be_done {
+            self.unused_leases.extend(attempt.leases.without(&[]));
+            // After any other failure the next operation tidies up, or the caller does if it gives up.
+            if !failure.is_transient() {
+                self.revoke_unused_leases();
+            }
+        }
+    }
+}
+
+impl EtcdStore {
     /// After another operation was quicker, and left what was `found`: returns what to start from.
     fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Found, is_urgent: bool) -> Result<Found, Failure> {
         // Without a pause, many that start again at once would conflict again.
@@ -255,7 +188,7 @@ impl EtcdStore {
             return Ok(found);
         }
         thread::sleep(pause);
-        self.read(&attempt.scope, attempt.deadline)
+        self.read_scope(&attempt.scope, attempt.deadline)
     }
 
     /// Notes which leases are unused after a change to what was `found`.
@@ -272,7 +205,7 @@ impl EtcdStore {
 
     /// Makes a change, and reads the lock `after` it. Returns the transaction's answer: if another operation was quicker, the lock as it is
     /// now.
-    fn commit(
+    fn commit_change(
         &mut self,
         change: &Change,
         attempt: &mut Attempt<'_>,
@@ -300,21 +233,29 @@ impl EtcdStore {
     }
 
     /// Reads the lock.
-    pub(super) fn read(&mut self, scope: &Scope, deadline: Moment) -> Result<Found, Failure> {
+    pub(super) fn read_scope(&mut self, scope: &Scope, deadline: Moment) -> Result<Found, Failure> {
         let responses = self.client.exchange(&[scope.request()], Effect::Reads, deadline)?;
         scope.read(transacted(responses.first().ok_or(Failure::Closed)?)?)
     }
 
     /// Returns what to read for an operation.
-    pub(super) fn scope(&self, subject: Subject<'_>) -> Scope {
+    pub(super) fn scope(&self, operation: Operation<'_>) -> Scope {
+        let may_be_done = self.client.may_be_done;
+        let (matters, is_sought) = match operation {
+            // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
+            Operation::Acquire { claim, .. } => (true, claim.request.is_some() || may_be_done),
+            Operation::Reserve(_) => (true, false),
+            Operation::Cancel(_) => (true, true),
+            Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => (false, false),
+        };
         let own_row = match &self.own_row {
             // If `may_be_done`, we may have joined again unnoticed, in another row.
-            Some(row) if subject.row != RowUse::Ignored && !self.client.may_be_done => OwnRow::Named(row.name.clone()),
-            _ if subject.row == RowUse::Sought => OwnRow::Unknown,
+            Some(row) if matters && !may_be_done => OwnRow::Named(row.name.clone()),
+            _ if is_sought => OwnRow::Unknown,
             _ => OwnRow::None,
         };
-        let names = Names::new(&self.client.cluster.prefix, subject.key);
-        let limit = if subject.needs_all_waiters { 0 } else { FIRST_WAITERS };
+        let names = Names::new(&self.client.cluster.prefix, operation.key());
+        let limit = if operation.counts_waiters() { 0 } else { FIRST_WAITERS };
         Scope { names, own_row, limit, keeps_fence: !self.is_trial }
     }
 }

@@ -7,12 +7,12 @@
 
 use std::time::Duration;
 
+use super::EtcdStore;
 use super::client::MemberClock;
 use super::found::{Found, Scope};
-use super::operation::Subject;
-use super::{EtcdStore, on};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
+use crate::store::engine::Operation;
 use crate::sys::clock::Moment;
 
 /// For how long it counts. The longer ago it was read, the likelier a waiter has joined, and a transaction that fails costs the
@@ -56,10 +56,10 @@ impl EtcdStore {
         if self.remembered.is_some() || until < deadline {
             return;
         }
-        let scope = self.scope(Subject { asking: Some(token), ..on(key) });
+        let scope = self.scope(Operation::Renew { key, token });
         // If this fails, the release reads it.
         self.client.begin();
-        if let Ok(found) = self.read(&scope, deadline) {
+        if let Ok(found) = self.read_scope(&scope, deadline) {
             self.remember(token, &scope, found);
         }
     }

@@ -7,42 +7,25 @@
 
 use std::time::Duration;
 
+use super::EtcdStore;
 use super::api::{self, LeaseMessage};
 use super::client::Effect;
 use super::failure::Failure;
 use super::found::{Attached, Found, Scope};
-use super::operation::{Subject, transacted};
-use super::{EtcdStore, on};
+use super::operation::transacted;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
-use crate::store::Renewed;
+use crate::store::engine::Operation;
 use crate::sys::clock::Moment;
 
 impl EtcdStore {
-    /// Renews the lease for `ttl` from now (`None`: for its present ttl).
-    pub(super) fn renew_lease(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, Failure> {
-        let subject = Subject { asking: Some(token), ..on(key) };
-        let began = Moment::now();
-        let committed = match self.once(subject, |state, facts| Ok(state.renew(token, ttl, facts))) {
-            Err(failure) if failure.is_no_space() && self.keep_alive_holder(key, token, ttl)? => {
-                return Ok(Renewed::Mine);
-            }
-            outcome => outcome?,
-        };
-        // After a slow renewal little of the lease may be left, so return at once. The next renewal tidies up.
-        if Moment::now().since(began) < self.timeout / 4 {
-            self.revoke_unused_leases();
-        }
-        Ok(committed.answer)
-    }
-
     /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, the lock is held
     /// under that lease, and the lease lasts for `ttl` at least (`None`: as long as it is).
-    fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
+    pub(super) fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
-        let scope = self.scope(Subject { asking: Some(token), ..on(key) });
-        let before = self.read(&scope, deadline)?;
+        let scope = self.scope(Operation::Renew { key, token });
+        let before = self.read_scope(&scope, deadline)?;
         let Some(lease) = before.lease_of(token) else { return Ok(false) };
         let life = Attached { name: scope.names.life(token), lease, seen_by: before.member_and_term };
         let (found, lasts) = self.keep_alive(&life, &scope, deadline)?;

@@ -32,7 +32,7 @@ pub(super) fn look_again(place: u64) -> Option<Duration> {
 
 impl EtcdStore {
     /// Sleeps until the lock is handed to the claim, until something else is a reason to ask again, or until `until`.
-    pub(super) fn await_in_queue(
+    pub(super) fn await_life(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use super::failure::Failure;
-use crate::lock::state::{Facts, LOOKERS, LockState, Now, WaiterState};
+use crate::lock::state::{LOOKERS, LockState, WaiterState};
 
 /// To how many waiters one operation hands the lock.
 pub(super) const HAND_OFFS_MAX: usize = 100;
@@ -58,34 +58,4 @@ fn is_channel(name: &str) -> bool {
     name.starts_with("lockrun_")
         && name.len() < 64
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-}
-
-/// What the rules need to know besides the state.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TableFacts {
-    /// Milliseconds of Unix time, by the server's clock.
-    pub(super) now_ms: u64,
-    /// Whether an earlier attempt at the same operation may have been committed.
-    pub(super) may_be_done: bool,
-    /// How many waiters were not read, if that was counted.
-    pub(super) waiting_unread: usize,
-    /// To how many waiters the operation hands the lock.
-    pub(super) hand_offs_max: usize,
-}
-
-impl TableFacts {
-    /// Returns the facts at `now_ms`.
-    pub(super) fn at(now_ms: u64) -> Self {
-        TableFacts { now_ms, may_be_done: false, waiting_unread: 0, hand_offs_max: HAND_OFFS_MAX }
-    }
-}
-
-impl Facts for TableFacts {
-    fn now(&self) -> Now {
-        Now::unix(self.now_ms)
-    }
-
-    fn hand_offs_max(&self) -> usize {
-        self.hand_offs_max
-    }
 }

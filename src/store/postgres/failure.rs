@@ -14,7 +14,7 @@ use crate::text::escape::escaped;
 
 /// Why a request failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(in crate::store) enum Failure {
     /// None of several hosts takes requests: why each does not, and the most promising kind of trouble among them.
     NoHost { why: String, trouble: RetryClass },
     /// The server reported no error, but the transaction changed nothing or was not committed.
@@ -151,11 +151,6 @@ impl Failure {
     /// Returns whether an operation that failed so may have been committed.
     pub(super) fn leaves_outcome_open(&self) -> bool {
         self.is_out_of_step() && !matches!(self, Failure::PlaceProlonged | Failure::RecordTooLong(_))
-    }
-
-    /// Returns whether the same request may be answered a little later.
-    pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != RetryClass::Permanent
     }
 
     /// Returns what kind of trouble it is.

@@ -3,16 +3,17 @@
 use std::iter;
 use std::time::Duration;
 
+use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::{Connection, Row};
-use super::facts::{Queued, TableFacts, WAITER_COLUMNS};
+use super::facts::{Queued, WAITER_COLUMNS};
 use super::failure::Failure;
 use super::mismatch::check_version;
 use super::reading::read_record;
 use super::schema::Tables;
-use super::{PostgresStore, on};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
+use crate::store::engine::{Operation, Records as _, View};
 use crate::store::{KeyStatus, Listing, Prune, RetryClass, StoreError, listing_limit};
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
@@ -93,11 +94,11 @@ fn ascends(key: &str, next: &str) -> bool {
 
 impl Stored {
     /// Returns what `judge` makes of the state with its waiters, and of the facts at `now_ms`.
-    fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &TableFacts) -> T) -> Result<T, Failure> {
+    fn judge<T>(&self, now_ms: u64, judge: impl FnOnce(&LockState, &View) -> T) -> Result<T, Failure> {
         let mut state = read_record(&self.record)?;
         let waiters = self.queue.iter().map(|row| Queued::read(row).map(|row| row.waiter));
         state.waiters = waiters.collect::<Result<_, _>>()?;
-        Ok(judge(&state, &TableFacts::at(now_ms)))
+        Ok(judge(&state, &View::at(now_ms)))
     }
 
     fn status(&self, key: Key, now_ms: u64) -> Result<KeyStatus, Failure> {
@@ -107,7 +108,7 @@ impl Stored {
 
 impl PostgresStore {
     /// Returns the status of `key`, or of every key.
-    pub(super) fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
+    pub(super) fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
         match key {
             Some(key) => {
                 let status = self.status_of(key).map_err(|failure| self.explain(&failure))?;
@@ -266,14 +267,13 @@ impl PostgresStore {
     /// Removes the key if it has not been held for `unused_for`; checks this again with its row locked. Returns whether the key was
     /// removed.
     fn prune_key(&mut self, key: &Key, unused_for: Duration) -> Result<bool, Failure> {
-        let pruned = self.once(on(key), |state, facts| {
+        self.once(Operation::OnLock(key), |state, facts| {
             let is_prunable = state.is_prunable(unused_for, facts);
             if is_prunable {
                 *state = LockState::default();
             }
             Ok(Applied::only(is_prunable))
-        });
-        pruned.map(|committed| committed.answer)
+        })
     }
 }
 

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use super::PostgresStore;
 use super::connection::Connection;
-use super::facts::TableFacts;
+use super::facts::HAND_OFFS_MAX;
 use super::failure::Failure;
 use super::login;
-use super::on;
 use super::reading::{Found, WaitsBy};
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::SecondTrip;
 use crate::lock::key::Key;
-use crate::lock::state::{Applied, FenceExhausted, LockState};
+use crate::lock::state::{ASKS_PER_PLACE, LockState};
 use crate::lock::token::Token;
+use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
@@ -31,7 +31,7 @@ const ATTEMPTS: u32 = 5;
 /// than the answer.
 pub(super) const LOGIN_PATIENCE: u32 = 3;
 
-/// The subject of an operation.
+/// What the two trips of an attempt need to know of its operation.
 #[derive(Clone, Copy)]
 // Each is a fact of its own about the request.
 #[allow(clippy::struct_excessive_bools)]
@@ -40,12 +40,10 @@ pub(super) struct Subject<'a> {
     pub(super) key: &'a Key,
     /// The one that asks, if it may be in the queue.
     pub(super) asking: Option<&'a Token>,
-    /// Whether the request may be carried out twice.
-    pub(super) repetition: Repetition,
     /// Whether it matters how many wait, also of those that are not read.
     pub(super) counts_waiting: bool,
-    /// If a waiter asks: until when it waits for the answer if the connection has to be opened first, see [`LOGIN_PATIENCE`].
-    pub(super) answer_by: Option<Moment>,
+    /// Whether a waiter asks.
+    pub(super) waits: bool,
     /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
     pub(super) may_be_new: bool,
     /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
@@ -70,24 +68,17 @@ pub(super) enum Notices {
     NotSent,
 }
 
-/// Whether a request whose outcome is unknown may be sent again.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repetition {
-    /// Yes: it is made under a token, so it has the same outcome.
-    Harmless,
-    /// No.
-    Harmful,
-}
-
 impl Subject<'_> {
     /// Returns whether a waiter asks that has not joined the queue yet, as far as it knows.
     pub(super) fn is_new_waiter(&self) -> bool {
-        self.answer_by.is_some() && self.may_be_new
+        self.waits && self.may_be_new
     }
 }
 
-/// How the next attempt at an operation proceeds.
-struct Attempt {
+/// An operation that is being carried out, and how its next attempt proceeds.
+pub(in crate::store) struct Attempt<'a> {
+    operation: Operation<'a>,
+    subject: Subject<'a>,
     /// Whether it creates the row of the lock if it is missing.
     creates: bool,
     /// Until when it may take to connect.
@@ -98,35 +89,77 @@ struct Attempt {
     was_idle: bool,
     /// Whether another attempt may follow if the connection is lost in the second trip.
     may_be_repeated: bool,
+    /// How many attempts are left.
+    left: u32,
     /// The pauses until a session notices the tables that others have created.
     backoff: Backoff,
 }
 
-impl Attempt {
-    /// Returns the first attempt. `is_connected`: whether the connection is already open.
-    fn first(subject: Subject<'_>, deadline: Moment, is_connected: bool) -> Self {
+impl<'a> Attempt<'a> {
+    /// Returns the first attempt at an operation of the `store`.
+    pub(super) fn first(operation: Operation<'a>, deadline: Moment, store: &PostgresStore) -> Self {
+        let is_connected = store.is_connected();
+        let place = operation.place();
+        let patience = deadline + store.timeout * (LOGIN_PATIENCE - 1);
+        let answer_by = match place {
+            // An old connection may lead to a server that is gone.
+            Some(_) if !is_connected => {
+                operation.waits_until().map_or(patience, |until| until.clamp(deadline, patience))
+            }
+            _ => deadline,
+        };
+        let subject = Subject {
+            key: operation.key(),
+            asking: operation.asking(),
+            counts_waiting: operation.counts_waiters(),
+            waits: place.is_some(),
+            may_be_new: match operation {
+                Operation::Acquire { .. } => store.wait.is_none(),
+                Operation::Reserve(_) | Operation::Cancel(_) => true,
+                Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => false,
+            },
+            // One that waits prolongs its place before the next attempt.
+            row_wait: match (&store.wait, operation) {
+                (Some(_), Operation::Acquire { claim, .. }) => claim.place() / ASKS_PER_PLACE,
+                _ => Duration::MAX,
+            },
+            may_be_done: store.may_be_done,
+            may_count_connections: true,
+            notices: Notices::Sent,
+            hand_offs_max: HAND_OFFS_MAX,
+        };
         Attempt {
             creates: subject.may_be_new,
+            operation,
+            subject,
             connect_by: deadline,
-            // An old connection may lead to a server that is gone.
-            answer_by: subject.answer_by.filter(|_| !is_connected).unwrap_or(deadline),
+            answer_by,
             was_idle: is_connected,
-            may_be_repeated: subject.repetition == Repetition::Harmless,
+            may_be_repeated: operation.is_repeatable(),
+            left: ATTEMPTS,
             backoff: Backoff::new(),
         }
     }
 
-    /// Prepares another attempt after a `failure` of the second trip. Returns the failure, or fails with it if another attempt would not
-    /// help.
-    fn after_second_trip(&mut self, subject: &mut Subject<'_>, failure: Failure) -> Result<Failure, Failure> {
+    /// Prepares the next attempt after this `failure`, or fails with it if there is none left.
+    fn next(&mut self, failure: Failure) -> Result<(), Failure> {
+        self.left -= 1;
+        self.connect_by = self.answer_by;
+        if self.left == 0 { Err(failure) } else { Ok(()) }
+    }
+
+    /// Prepares another attempt after a `failure` of the second trip, or fails with it if another attempt would not help.
+    fn after_second_trip(&mut self, failure: Failure) -> Result<(), Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
-            Failure::Refused(refusal) if subject.notices == Notices::Sent && refusal.is_of_full_queue() => {
-                subject.notices = Notices::NotSent;
+            Failure::Refused(refusal) if self.subject.notices == Notices::Sent && refusal.is_of_full_queue() => {
+                self.subject.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
             Failure::StatementLost => {}
-            failure if failure.is_of_changed_place() => subject.hand_offs_max = subject.hand_offs_max.div_ceil(4),
+            failure if failure.is_of_changed_place() => {
+                self.subject.hand_offs_max = self.subject.hand_offs_max.div_ceil(4);
+            }
             // An old connection may have been closed for reasons that do not concern this request.
             failure
                 if self.may_be_repeated && (failure.is_closed() && self.was_idle || failure.is_of_ended_session()) =>
@@ -135,81 +168,69 @@ impl Attempt {
             }
             _ => return Err(failure),
         }
-        self.connect_by = self.answer_by;
-        Ok(if failure.is_of_changed_place() { Failure::PlaceProlonged } else { failure })
+        self.next(if failure.is_of_changed_place() { Failure::PlaceProlonged } else { failure })
     }
 }
 
-/// An operation that was committed.
-pub(super) struct Committed<T> {
-    /// The answer.
-    pub(super) answer: T,
-    /// If the one that asks now waits: how, and how many waiters are ahead of it.
-    pub(super) waits: Option<(WaitsBy, u64)>,
-    /// The state as it is now, with the waiters that were read.
-    pub(super) state: LockState,
-    /// Whether the lock can be handed to more waiters.
-    is_unfinished: bool,
+impl Transactions for PostgresStore {
+    type Snapshot = Found;
+    type Attempt<'a> = Attempt<'a>;
+    type Failure = Failure;
+
+    fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
+        Attempt::first(operation, deadline, self)
+    }
+
+    /// Locks the row of the lock, and reads. Starts again if that fails in a way that another attempt may mend.
+    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
+        loop {
+            attempt.subject.may_be_done = self.may_be_done;
+            match self.first_trip(attempt.subject, attempt) {
+                Ok(found) => return Ok(found),
+                Err(failure) => self.after_first_trip(failure, attempt)?,
+            }
+        }
+    }
+
+    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Found) -> Result<(LockState, View), Failure> {
+        Ok((found.state(), found.view(attempt.subject)))
+    }
+
+    /// If the waiters that were read are too few for the rules, reads more. If another attempt may mend what has failed, reads again.
+    fn commit(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        mut found: Found,
+        transition: Transition,
+    ) -> Result<Commit<Found>, Failure> {
+        if !found.suffices(&transition) {
+            let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
+            found.read_more_waiters(connection, &self.tables, attempt.subject, attempt.answer_by)?;
+            return Ok(Commit::Again(found));
+        }
+        match self.second_trip(attempt, &found, &transition) {
+            Ok(place) => {
+                if matches!(attempt.operation, Operation::Acquire { .. }) {
+                    self.wait = place.map(|ahead| WaitState::new(found.waits_by, ahead, &transition.after));
+                }
+                Ok(Commit::Done(place.map(|ahead| Place { ahead, look_in: None })))
+            }
+            Err(failure) => {
+                attempt.after_second_trip(failure)?;
+                self.read(attempt).map(Commit::Again)
+            }
+        }
+    }
+
+    /// An abandoned transaction would keep the row locked.
+    fn abandon(&mut self, _: Attempt<'_>, _: &Failure) {
+        if self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
+            self.connection = None;
+        }
+    }
 }
 
 impl PostgresStore {
-    /// Applies `rules` to the state of a lock and stores the result. They may be applied several times, each time to the state as last
-    /// read; only the last result is stored.
-    pub(super) fn operate<T>(
-        &mut self,
-        subject: Subject<'_>,
-        deadline: Moment,
-        rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Committed<T>, Failure> {
-        let committed = self.carry_out(subject, deadline, rules);
-        if committed.as_ref().is_ok_and(|committed| committed.is_unfinished) {
-            self.finish_hand_off(subject.key, deadline);
-        }
-        // An abandoned transaction would keep the row locked.
-        if committed.is_err() && self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
-            self.connection = None;
-        }
-        committed
-    }
-
-    /// Hands the lock to further waiters that fit. If that fails, the first of them finds out when it prolongs its place.
-    fn finish_hand_off(&mut self, key: &Key, deadline: Moment) {
-        let mut look = || self.carry_out(on(key), deadline, |state, facts| Ok(state.look(facts)));
-        while look().is_ok_and(|committed| committed.is_unfinished) {}
-        // What matters is the operation before.
-        self.may_be_done = false;
-    }
-
-    /// Reads, applies the rules and writes. Starts again if a trip fails in a way that another attempt may mend.
-    fn carry_out<T>(
-        &mut self,
-        mut subject: Subject<'_>,
-        deadline: Moment,
-        mut rules: impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<Committed<T>, Failure> {
-        let mut attempt = Attempt::first(subject, deadline, self.is_connected());
-        let mut last = Failure::RowDeleted;
-        for _ in 0..ATTEMPTS {
-            subject.may_be_done = self.may_be_done;
-            let mut found = match self.first_trip(subject, &attempt) {
-                Ok(found) => found,
-                Err(failure) => {
-                    last = self.after_first_trip(failure, &mut subject, &mut attempt)?;
-                    continue;
-                }
-            };
-            let (state, applied) = self.apply(&mut rules, subject, &attempt, &mut found)?;
-            match self.second_trip(subject, &attempt, &found, &state, &applied) {
-                Ok(waits) => {
-                    let Applied { answer, is_unfinished, .. } = applied;
-                    return Ok(Committed { answer, waits, state, is_unfinished });
-                }
-                Err(failure) => last = attempt.after_second_trip(&mut subject, failure)?,
-            }
-        }
-        Err(last)
-    }
-
     /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, or an
     /// administrator ends the session, opens a new one, once; if a host turns out to be a standby, which a pooler in front of it may
     /// conceal, tries the others.
@@ -222,9 +243,10 @@ impl PostgresStore {
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
-            let connected = match subject.answer_by {
-                Some(_) => self.connected(attempt.connect_by),
-                None => self.connected_in_time(attempt.connect_by),
+            let connected = if subject.waits {
+                self.connected(attempt.connect_by)
+            } else {
+                self.connected_in_time(attempt.connect_by)
             };
             let read = connected.and_then(|connection| {
                 let carry_out_by = answer_by.min(Moment::now() + timeout);
@@ -240,73 +262,43 @@ impl PostgresStore {
         }
     }
 
-    /// Prepares another attempt after a `failure` of the first trip, which has changed nothing. Returns the failure, or fails with it if
-    /// another attempt would not help.
-    fn after_first_trip(
-        &mut self,
-        failure: Failure,
-        subject: &mut Subject<'_>,
-        attempt: &mut Attempt,
-    ) -> Result<Failure, Failure> {
+    /// Prepares another attempt after a `failure` of the first trip, which has changed nothing, or fails with it if another attempt would not
+    /// help.
+    fn after_first_trip(&mut self, failure: Failure, attempt: &mut Attempt<'_>) -> Result<(), Failure> {
         match &failure {
             Failure::RowDeleted => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
             Failure::Refused(refusal)
-                if subject.is_new_waiter() && subject.may_count_connections && refusal.lacks_rights() =>
+                if attempt.subject.is_new_waiter()
+                    && attempt.subject.may_count_connections
+                    && refusal.lacks_rights() =>
             {
-                subject.may_count_connections = false;
+                attempt.subject.may_count_connections = false;
             }
             Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
                 // The next attempt finds what others have created. Otherwise this says what is in the way.
                 Err(Failure::Refused(refusal)) if refusal.is_of_late_notice() => {
-                    attempt.connect_by = attempt.answer_by;
                     thread::sleep(attempt.backoff.next());
-                    return Ok(Failure::Refused(refusal));
+                    return attempt.next(Failure::Refused(refusal));
                 }
                 created => created?,
             },
             _ => return Err(failure),
         }
-        attempt.connect_by = attempt.answer_by;
-        Ok(failure)
+        attempt.next(failure)
     }
 
-    /// Applies the rules to what was read. If those waiters are too few, reads more, and applies the rules anew. Returns the new state, and
-    /// what the rules say.
-    fn apply<T>(
+    /// Writes the result of the rules, and commits. If the one that asks then waits, returns how many waiters are ahead of it. Notes whether a
+    /// failure leaves the outcome unknown.
+    fn second_trip(
         &mut self,
-        rules: &mut impl FnMut(&mut LockState, &TableFacts) -> Result<Applied<T>, FenceExhausted>,
-        subject: Subject<'_>,
-        attempt: &Attempt,
-        found: &mut Found,
-    ) -> Result<(LockState, Applied<T>), Failure> {
-        let mut apply_to = |found: &Found| {
-            let mut state = found.state();
-            let applied = rules(&mut state, &found.facts(subject));
-            applied.map(|applied| (state, applied)).map_err(|FenceExhausted { last }| Failure::FenceEnds(last))
-        };
-        let (state, applied) = apply_to(found)?;
-        if found.suffices(&state, &applied) {
-            return Ok((state, applied));
-        }
-        let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        found.read_more_waiters(connection, &self.tables, subject, attempt.answer_by)?;
-        apply_to(found)
-    }
-
-    /// Writes the result of the rules, and commits. If the one that asks then waits, returns how, and how many waiters are ahead of it. Notes
-    /// whether a failure leaves the outcome unknown.
-    fn second_trip<T>(
-        &mut self,
-        subject: Subject<'_>,
-        attempt: &Attempt,
+        attempt: &Attempt<'_>,
         found: &Found,
-        state: &LockState,
-        applied: &Applied<T>,
-    ) -> Result<Option<(WaitsBy, u64)>, Failure> {
+        transition: &Transition,
+    ) -> Result<Option<u64>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let mut second = SecondTrip::prepare(&self.tables, subject, found, connection, state, applied);
+        let mut second = SecondTrip::prepare(&self.tables, attempt.subject, found, connection, transition);
         if let Some(refused) = second.refused {
             connection.roll_back(attempt.answer_by)?;
             return Err(Failure::RecordTooLong(refused));
@@ -322,7 +314,7 @@ impl PostgresStore {
                 if found.waits_by == WaitsBy::Visiting && second.place.is_some() {
                     self.connection = None;
                 }
-                Ok(second.place.map(|place| (found.waits_by, place.of(&answers))))
+                Ok(second.place.map(|place| place.of(&answers)))
             }
             Err(failure) => {
                 self.may_be_done |= failure.leaves_outcome_open();

@@ -2,13 +2,14 @@
 
 use super::batch::{Batch, READ_WRITE};
 use super::connection::{Answer, Connection, Row};
-use super::facts::{FIRST_WAITERS, MORE_WAITERS, Queued, TableFacts, WAITER_COLUMNS};
+use super::facts::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use super::failure::Failure;
 use super::mismatch::check_version;
 use super::operation::Subject;
 use super::schema::Tables;
-use crate::lock::state::{Applied, Facts as _, LOOKERS, LockState};
+use crate::lock::state::{LOOKERS, LockState, Now};
 use crate::lock::token::Token;
+use crate::store::engine::{Transition, View};
 use crate::sys::clock::Moment;
 
 /// The server's current time, as a table.
@@ -47,7 +48,7 @@ pub(super) enum WaitsBy {
 }
 
 /// What the first round trip has read.
-pub(super) struct Found {
+pub(in crate::store) struct Found {
     /// The record as it is stored.
     pub(super) record: String,
     /// The state in it, without waiters.
@@ -69,6 +70,8 @@ pub(super) struct Queue {
     first: usize,
     /// Whether those are all waiters of the lock, but for the one that asks.
     pub(super) is_whole: bool,
+    /// Whether more than the first few were read.
+    pub(super) is_extended: bool,
     /// How many others wait, if the operation counts them.
     unread: usize,
 }
@@ -145,7 +148,7 @@ impl Found {
         Queue::ask(&mut batch, tables, subject, "now.ms", MORE_WAITERS);
         let answers = connection.run(&batch, deadline)?;
         let [_, found, counted @ ..] = &answers[..] else { return Err(INCOMPLETE) };
-        self.queue = Queue::read(found, 1, counted.first(), MORE_WAITERS)?;
+        self.queue = Queue { is_extended: true, ..Queue::read(found, 1, counted.first(), MORE_WAITERS)? };
         Ok(())
     }
 
@@ -156,28 +159,29 @@ impl Found {
     }
 
     /// Returns the facts that the rules need besides the state.
-    pub(super) fn facts(&self, subject: Subject<'_>) -> TableFacts {
-        TableFacts {
+    pub(super) fn view(&self, subject: Subject<'_>) -> View {
+        View {
             may_be_done: subject.may_be_done,
-            waiting_unread: self.queue.unread,
+            unread_waiters: self.queue.unread,
             hand_offs_max: subject.hand_offs_max,
-            ..TableFacts::at(self.now_ms)
+            ..View::at(self.now_ms)
         }
     }
 
-    /// Returns whether the rules have `applied` the same, and made the same `state`, as if all waiters had been read: enough of the first ones
-    /// remain, or another operation follows.
-    pub(super) fn suffices<T>(&self, state: &LockState, applied: &Applied<T>) -> bool {
+    /// Returns whether the rules have made the same `transition` as if all waiters had been read: enough of the first ones remain, or another
+    /// operation follows.
+    pub(super) fn suffices(&self, transition: &Transition) -> bool {
         let last = self.queue.rows.get(self.queue.first.saturating_sub(1)).map(|row| row.place);
         let first = self.rows_in_force().filter(|row| Some(row.place) <= last);
         self.queue.is_whole
-            || applied.is_unfinished
-            || first.filter(|row| row.waiter_in(state).is_some()).count() >= LOOKERS
+            || self.queue.is_extended
+            || transition.is_unfinished
+            || first.filter(|row| row.waiter_in(&transition.after).is_some()).count() >= LOOKERS
     }
 
     /// Returns the rows of the waiters whose places have not ended.
     pub(super) fn rows_in_force(&self) -> impl Iterator<Item = &Queued> {
-        let now = TableFacts::at(self.now_ms).now();
+        let now = Now::unix(self.now_ms);
         self.queue.rows.iter().filter(move |row| row.waiter.is_in_force(now))
     }
 }
@@ -288,7 +292,7 @@ mod tests {
     use crate::lock::ending::Ending;
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
-    use crate::lock::state::{Ask, HolderState, IfHeld, LeaseRecord, Release, WaiterState};
+    use crate::lock::state::{Applied, Ask, HolderState, IfHeld, LeaseRecord, Release, WaiterState};
     use crate::store::postgres::facts::HAND_OFFS_MAX;
     use crate::store::{Acquired, Held};
 
@@ -317,6 +321,10 @@ mod tests {
         Queued { place: i64::try_from(number).expect("is small"), waiter, channel: None }
     }
 
+    fn view() -> View {
+        View { hand_offs_max: HAND_OFFS_MAX, ..View::at(NOW_MS) }
+    }
+
     /// Returns what an operation finds if it reads this many of the first waiters; as [`Queue::ask`] does.
     fn found(state: &LockState, rows: &[Queued], asking: &Token, limit: usize) -> Found {
         let first = rows.len().min(limit);
@@ -325,6 +333,7 @@ mod tests {
             rows: rows[..first].iter().chain(its).cloned().collect(),
             first,
             is_whole: first < limit,
+            is_extended: false,
             unread: 0,
         };
         let (record, state) = (String::new(), state.clone());
@@ -337,21 +346,24 @@ mod tests {
         rows: &[Queued],
         asking: &Token,
         limits: &[usize],
-        rules: &impl Fn(&mut LockState, &TableFacts) -> Applied<T>,
+        rules: &impl Fn(&mut LockState, &View) -> Applied<T>,
     ) -> (T, Vec<Token>, Vec<HolderState>, Vec<WaiterState>) {
         let mut rows = rows.to_vec();
         for limit in limits {
             let found = found(state, &rows, asking, *limit);
-            let mut after = found.state();
-            let applied = rules(&mut after, &TableFacts::at(NOW_MS));
-            if !found.suffices(&after, &applied) {
+            let before = found.state();
+            let mut after = before.clone();
+            let Applied { answer, woken, is_unfinished, begins_lease } = rules(&mut after, &view());
+            let transition = Transition { before, after, woken, is_unfinished, begins_lease };
+            if !found.suffices(&transition) {
                 // They are deleted before more are read.
                 rows.retain(|row| row.waiter.ends_ms > NOW_MS);
                 continue;
             }
             let is_read = |row: &&Queued| found.queue.rows.iter().any(|read| read.place == row.place);
             let unread = rows.iter().filter(|row| !is_read(row) && row.waiter.ends_ms > NOW_MS);
-            let mut waiters = after.waiters.clone();
+            let Transition { after, woken, .. } = transition;
+            let mut waiters = after.waiters;
             // One that has joined, or was behind those that were not read, comes after them.
             let last = waiters.pop_if(|waiter| waiter.token == *asking && found.row_is_not_first(asking));
             waiters.extend(unread.map(|row| row.waiter.clone()).chain(last));
@@ -360,7 +372,7 @@ mod tests {
                     .position(|row| row.waiter.token == waiter.token && row.waiter.ends_ms > NOW_MS)
                     .unwrap_or(rows.len())
             });
-            return (applied.answer, applied.woken, after.holders, waiters);
+            return (answer, woken, after.holders, waiters);
         }
         panic!("more was not enough");
     }
@@ -398,7 +410,7 @@ mod tests {
             let asking = token(if releases { 100 } else { asking });
             let limits: [&[usize]; 2] = [&[FIRST_WAITERS, MORE_WAITERS], &[usize::MAX]];
             if releases {
-                let rules = |state: &mut LockState, facts: &TableFacts| state.release(&asking, Release::at_once(Ending::Exited(0)), false, facts);
+                let rules = |state: &mut LockState, facts: &View| state.release(&asking, Release::at_once(Ending::Exited(0)), false, facts);
                 let [part, whole] = limits.map(|limits| outcome(&state, &rows, &asking, limits, &rules));
                 prop_assert_eq!(part, whole);
             } else {
@@ -406,7 +418,7 @@ mod tests {
                 let claim = Claim { token: asking.clone(), ttl, mode: wants, ..Claim::example() };
                 let if_held = if waiting { IfHeld::Queue { max_waiting: None, until: None } } else { IfHeld::Leave };
                 let ask = Ask { claim: &claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held };
-                let rules = |state: &mut LockState, facts: &TableFacts| {
+                let rules = |state: &mut LockState, facts: &View| {
                     let applied = state.acquire(&ask, facts).expect("the fence grows");
                     // The server counts the waiters ahead, and those that look too soon only look once more.
                     let answer = match applied.answer {
@@ -425,9 +437,11 @@ mod tests {
     fn one_more_reading_is_enough() {
         let rows: Vec<Queued> = (0..300).map(|number| row(number, Mode::Shared, 1000)).collect();
         let found = found(&LockState::default(), &rows, &token(299), MORE_WAITERS);
-        let mut state = found.state();
-        let applied = state.look(&TableFacts::at(NOW_MS));
-        assert!(applied.is_unfinished && found.suffices(&state, &applied));
-        assert_eq!(state.holders.len(), HAND_OFFS_MAX);
+        let before = found.state();
+        let mut after = before.clone();
+        let Applied { woken, is_unfinished, begins_lease, .. } = after.look(&view());
+        let transition = Transition { before, after, woken, is_unfinished, begins_lease };
+        assert!(is_unfinished && found.suffices(&transition));
+        assert_eq!(transition.after.holders.len(), HAND_OFFS_MAX);
     }
 }

@@ -9,7 +9,7 @@ use crate::text::escape::escaped;
 
 /// An error message of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ServerError {
+pub(in crate::store) struct ServerError {
     /// The SQLSTATE, five characters.
     pub(super) code: String,
     /// The server's message.
@@ -217,6 +217,7 @@ pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::RetryClass;
     use crate::store::postgres::failure::Failure;
 
     fn refusal(code: &str, is_fatal: bool) -> ServerError {
@@ -228,7 +229,7 @@ mod tests {
         // 42P17 does not pass if it is the answer to a statement.
         for code in ["25P04", "42P17", "57P04", "XX000", "00000"] {
             let failure = Failure::Refused(refusal(code, true).in_session());
-            assert!(failure.is_closed() && failure.is_transient(), "{code}");
+            assert!(failure.is_closed() && failure.trouble() != RetryClass::Permanent, "{code}");
         }
         assert!(!refusal("42P17", false).in_session().is_transient());
         assert!(!refusal("42P17", true).is_transient(), "it was not let in");

@@ -10,12 +10,12 @@ use std::time::Duration;
 use super::PostgresStore;
 use super::batch::{Batch, Preparable, READ_WRITE, SETTINGS};
 use super::connection::{Connection, Row};
-use super::facts::TableFacts;
 use super::failure::Failure;
 use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_of};
 use super::schema::Tables;
 use super::writing::{NOTIFY, hand_off};
 use crate::lock::state::{ASKS_PER_PLACE, Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
+use crate::store::engine::View;
 use crate::store::{Claim, Held, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -78,7 +78,7 @@ impl PostgresStore {
     ///
     /// The commit waits for the server's disk, as that of a renewal does: the lease of a lock that is handed to us ends with the place, so
     /// a server that crashed must not go back to an earlier end.
-    pub(super) fn prolong(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
+    pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(by) = self.wait.as_ref().map(|wait| wait.by) else { return Ok(None) };
         // A new session does not listen yet.
         if by == WaitsBy::Listening && !self.connection.as_ref().is_some_and(|it| it.listens && !it.is_broken) {
@@ -127,7 +127,7 @@ impl PostgresStore {
             return Err(LACKS_COLUMNS);
         };
         let number = |text: &String| text.parse::<u64>().map_err(|_| LACKS_COLUMNS);
-        let (facts, place) = (TableFacts::at(number(now_ms)?), number(place)?);
+        let (facts, place) = (View::at(number(now_ms)?), number(place)?);
         // The operation that follows reports a record that is missing or broken.
         let Ok((_, state)) = read_record_of(claim.key.as_str(), record) else { return Ok(None) };
         let now = facts.now();
@@ -150,7 +150,7 @@ impl PostgresStore {
     }
 
     /// Sleeps until we were handed the lock or have to ask, or until `until`.
-    pub(super) fn sleep_in_queue(
+    pub(super) fn await_notification(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,

@@ -11,8 +11,9 @@ use super::failure::Failure;
 use super::operation::{Notices, Subject};
 use super::reading::{Found, WaitsBy, delete_ended};
 use super::schema::Tables;
-use crate::lock::state::{Applied, LockState};
+use crate::lock::state::LockState;
 use crate::lock::token::Token;
+use crate::store::engine::Transition;
 use crate::store::record_limit::{self, RecordTooLong};
 
 /// The second round trip.
@@ -87,14 +88,13 @@ impl PlaceSource {
 }
 
 impl<'a> SecondTrip<'a> {
-    /// Prepares the statements for what an operation has made of what was `found`: the new `state`, and what else it has `applied`.
-    pub(super) fn prepare<T>(
+    /// Prepares the statements for what an operation has made of what was `found`.
+    pub(super) fn prepare(
         tables: &'a Tables,
         subject: Subject<'a>,
         found: &'a Found,
         connection: &Connection,
-        state: &LockState,
-        applied: &Applied<T>,
+        transition: &Transition,
     ) -> Self {
         let mut trip = SecondTrip {
             tables,
@@ -107,9 +107,9 @@ impl<'a> SecondTrip<'a> {
             is_lasting: false,
             refused: None,
         };
-        trip.write_record(state);
-        trip.write_queue(state, connection);
-        trip.wake(&applied.woken);
+        trip.write_record(&transition.after);
+        trip.write_queue(&transition.after, connection);
+        trip.wake(&transition.woken);
         if trip.place.is_some() && found.waits_by == WaitsBy::Listening && !connection.listens {
             trip.begins_listening = true;
             trip.batch.add(&format!("LISTEN {}", connection.channel), &[]);

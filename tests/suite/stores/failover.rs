@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::calm::{in_time, judge, late};
 use crate::support::deadline::happens_within;
-use crate::support::failover::{Cluster, Service, cut_off_replicas, cut_off_sentinels, is_replicated};
+use crate::support::failover::{Cluster, FAILED_OVER, Service, cut_off_replicas, cut_off_sentinels, is_replicated};
 use crate::support::processes::{children, send};
 use crate::support::tls::Certificates;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
@@ -428,7 +428,7 @@ fn the_fence_grows_with_each_failover() {
         assert!(unknown > last + AHEAD, "{unknown} is not ahead of {last}");
         replaced.push(primary.port());
         primary.kill();
-        eventually(LONG, "there is another primary", || !replaced.contains(&service.primary().port()));
+        eventually(FAILED_OVER, "there is another primary", || !replaced.contains(&service.primary().port()));
         last = run();
         assert!(last > unknown, "the fence has gone back by {} ms", unknown - last);
     }

@@ -23,6 +23,7 @@ use super::failure::Failure;
 use super::schema::Tables;
 use crate::lock::key::Key;
 use crate::store::diagnostic::{Diagnostic, latency, trial};
+use crate::store::engine::Records as _;
 use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
 use rights::{Readiness, Rights};

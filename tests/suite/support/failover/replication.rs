@@ -1,9 +1,14 @@
 //! A primary and its replicas, under Sentinel or in a cluster.
 
-use crate::support::deadline::{LONG, eventually};
+use std::time::Duration;
+
+use crate::support::deadline::eventually;
 use crate::support::lease_server::LeaseServer as _;
 use crate::support::redis::Redis;
 use crate::support::resp::Reply;
+
+/// Longer than a failover takes. A Sentinel that the machine has kept from running for two seconds does nothing for another 30 ("TILT").
+pub(crate) const FAILED_OVER: Duration = Duration::from_secs(90);
 
 /// Servers that take each other's place.
 pub(crate) trait Replicated {
@@ -75,7 +80,7 @@ pub(crate) fn join_again(primary: &Redis) {
 #[track_caller]
 pub(crate) fn is_replicated(primary: &Redis, replicas: usize) {
     let written = replication_offsets(primary, "master_repl_offset:")[0];
-    eventually(LONG, "the replicas have what was written", || {
+    eventually(FAILED_OVER, "the replicas have what was written", || {
         let reached = replication_offsets(primary, "offset=");
         reached.iter().filter(|offset| **offset >= written).count() >= replicas
     });

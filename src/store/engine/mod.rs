@@ -1,0 +1,297 @@
+//! The engine of the stores that keep the state of a lock in a record and change it in transactions.
+//!
+//! Such a store reads a lock, and commits a change to it unless others have changed the lock meanwhile ([`Records`]). The engine does
+//! the rest, the same for all of them: it applies the rules of [`crate::lock::state`], goes on until an operation is carried out or
+//! its outcome is known, and hands the lock to as many waiters as fit.
+
+mod operation;
+mod requests;
+mod view;
+
+use std::thread;
+use std::time::Duration;
+
+use super::{Acquired, Claim, Grant, Held, KeyStatus, Listing, RequestError, RetryClass, Revoked, StoreError, Wakeup};
+use crate::lock::key::Key;
+use crate::lock::lease::Ttl;
+use crate::lock::state::{Applied, FenceExhausted, LockState};
+use crate::lock::token::Token;
+use crate::sys::backoff::Backoff;
+use crate::sys::clock::Moment;
+use crate::sys::wait::{WaitObserver, Waiter};
+
+pub(super) use operation::Operation;
+pub(super) use view::View;
+
+/// For how many timeouts a release, or a cancel, goes on while others keep changing the lock.
+const CONTENDED: u32 = 6;
+
+/// How a store reads and changes the record of a lock.
+pub(super) trait Transactions: Send {
+    /// What was read of a lock.
+    type Snapshot;
+    /// An operation that is being carried out: what to read of the lock, and how long to go on.
+    type Attempt<'a>;
+    /// Why a request failed.
+    type Failure: RequestFailure;
+
+    /// Begins an operation, which must be carried out by the `deadline`.
+    fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Self::Attempt<'a>;
+
+    /// Reads the lock: what matters to the operation, as of one moment.
+    fn read(&mut self, attempt: &mut Self::Attempt<'_>) -> Result<Self::Snapshot, Self::Failure>;
+
+    /// Returns the state that was read, and what else the rules need to know.
+    fn view(
+        &mut self,
+        attempt: &mut Self::Attempt<'_>,
+        found: &Self::Snapshot,
+    ) -> Result<(LockState, View), Self::Failure>;
+
+    /// Commits a change to what was `found`. If others have changed the lock meanwhile, or the rules need to know more of it, returns
+    /// what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
+    fn commit(
+        &mut self,
+        attempt: &mut Self::Attempt<'_>,
+        found: Self::Snapshot,
+        transition: Transition,
+    ) -> Result<Commit<Self::Snapshot>, Self::Failure>;
+
+    /// Tidies up after an operation that has failed.
+    fn abandon(&mut self, attempt: Self::Attempt<'_>, failure: &Self::Failure);
+}
+
+/// A store that keeps the state of each lock in a record, and changes it in transactions. The engine makes a
+/// [`Store`](super::Store) of it.
+pub(super) trait Records: Transactions {
+    /// Returns the bound of every request.
+    fn timeout(&self) -> Duration;
+
+    /// Returns whether an unanswered request may have been carried out since this was last set to `false`.
+    fn may_be_done(&mut self) -> &mut bool;
+
+    /// Returns whether we are in the queue, as far as we know.
+    fn is_waiting(&self) -> bool;
+
+    /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim waits; `None` if
+    /// it has to ask for the lock.
+    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Self::Failure> {
+        Ok(None)
+    }
+
+    /// Checks a grant that answers a request sent at `sent_at`, if the answer came so late that the lock may have been lost. A store
+    /// that waits for no answer longer than for the [timeout](Records::timeout) need not override this.
+    fn confirm_if_late(&mut self, _claim: &Claim, grant: Grant, _sent_at: Moment) -> Result<Acquired, RequestError> {
+        Ok(Acquired::Mine(grant))
+    }
+
+    /// Notes the answer to a request for the lock: the claim waits, or does so no more.
+    fn note_answer(&mut self, _answer: &Acquired) {}
+
+    /// Notes that a request failed that may have obtained something for a claim.
+    fn note_failure(&mut self, _failure: &Self::Failure) {}
+
+    /// Sleeps in the queue, as [`Store::await_turn`](super::Store::await_turn) says.
+    fn sleep_in_queue(
+        &mut self,
+        claim: &Claim,
+        until: Option<Moment>,
+        waiter: &mut Waiter<'_>,
+        observer: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, Self::Failure>;
+
+    /// Renews a lease in another way after a renewal that has failed, if there is one. Returns whether that succeeded.
+    fn renew_otherwise(
+        &mut self,
+        _key: &Key,
+        _token: &Token,
+        _ttl: Option<Ttl>,
+        _failure: &Self::Failure,
+    ) -> Result<bool, Self::Failure> {
+        Ok(false)
+    }
+
+    /// See [`Store::prepare_release`](super::Store::prepare_release).
+    fn prepare_release(&mut self, _key: &Key, _token: &Token, _until: Moment) {}
+
+    /// Notes that a claim is cancelled: it has left the queue, or if that is not `confirmed`, may still be there.
+    fn note_cancel(&mut self, claim: &Claim, confirmed: bool);
+
+    /// Adds to the answer to a revocation what only the store knows.
+    fn complete_revocation(&mut self, _revoked: &mut Revoked) {}
+
+    /// Removes what operations have left behind, for which nobody waits.
+    fn tidy_up(&mut self) {}
+
+    /// See [`Store::list`](super::Store::list).
+    fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;
+
+    /// Describes a failure: what failed, on what, and what to do about it.
+    fn explain(&self, failure: &Self::Failure) -> StoreError;
+
+    /// Carries out an operation: applies `rules` to the state of the lock, and stores the result. They may be applied several times,
+    /// each time to the state as last read; only the last result is stored. If it leaves waiters to which the lock can be handed, goes
+    /// on with them.
+    fn operate<T>(
+        &mut self,
+        operation: Operation<'_>,
+        deadline: Moment,
+        rules: &mut Rules<'_, T>,
+    ) -> Result<T, Self::Failure>
+    where
+        Self: Sized,
+    {
+        self.operate_in_place(operation, deadline, rules).map(|(answer, _)| answer)
+    }
+
+    /// As [`Records::operate`]. Also returns the place of the claim in the queue, if it waits.
+    fn operate_in_place<T>(
+        &mut self,
+        operation: Operation<'_>,
+        deadline: Moment,
+        rules: &mut Rules<'_, T>,
+    ) -> Result<(T, Option<Place>), Self::Failure>
+    where
+        Self: Sized,
+    {
+        let (answer, place, mut is_unfinished) = carry_out(self, operation, deadline, rules)?;
+        while is_unfinished {
+            let look: &mut Rules<'_, ()> = &mut |state, view| Ok(state.look(view));
+            let looked = carry_out(self, Operation::OnLock(operation.key()), deadline, look);
+            // If this fails, the first of them look by themselves. What matters is the operation before.
+            *self.may_be_done() = false;
+            is_unfinished = looked.is_ok_and(|((), _, is_unfinished)| is_unfinished);
+        }
+        Ok((answer, place))
+    }
+
+    /// Carries out an operation within the timeout, as one of its own: no earlier attempt at it is left.
+    fn once<T>(
+        &mut self,
+        operation: Operation<'_>,
+        mut rules: impl FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted>,
+    ) -> Result<T, Self::Failure>
+    where
+        Self: Sized,
+    {
+        *self.may_be_done() = false;
+        let deadline = Moment::now() + self.timeout();
+        self.operate(operation, deadline, &mut rules)
+    }
+
+    /// Carries out an operation whose rules cannot fail, again and again until its outcome is known, it is rejected for good, or
+    /// `timeout` is over; for longer if the store answers, but others keep changing the lock. One attempt takes at most half of that:
+    /// a device on the way may have forgotten its connection.
+    fn until_answered<T>(
+        &mut self,
+        operation: Operation<'_>,
+        timeout: Duration,
+        mut rules: impl FnMut(&mut LockState, &View) -> Applied<T>,
+    ) -> Result<T, Self::Failure>
+    where
+        Self: Sized,
+    {
+        let began = Moment::now();
+        let mut until = began + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let left = until.since(Moment::now());
+            let deadline = Moment::now() + left.min(timeout / 2);
+            let failure = match self.operate(operation, deadline, &mut |state, view| Ok(rules(state, view))) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            if failure.is_contended() {
+                until = (Moment::now() + timeout).min(began + timeout * CONTENDED);
+            }
+            let pause = backoff.next();
+            if failure.retry_class() == RetryClass::Permanent || Moment::now() + pause >= until {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+        }
+    }
+
+    /// Returns the failure of a request that may have obtained something for a claim.
+    fn failed(&mut self, failure: &Self::Failure) -> RequestError {
+        let never_sent = !*self.may_be_done() && !self.is_waiting();
+        RequestError { error: self.explain(failure), trouble: failure.retry_class(), never_sent }
+    }
+}
+
+/// What an operation makes of the state of a lock.
+type Rules<'r, T> = dyn FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted> + 'r;
+
+/// Why a request to such a store failed.
+pub(super) trait RequestFailure: From<FenceExhausted> {
+    /// Returns whether it is worth trying again.
+    fn retry_class(&self) -> RetryClass;
+
+    /// Returns whether others changed the lock before each attempt.
+    fn is_contended(&self) -> bool;
+}
+
+/// What the rules have made of a lock.
+pub(super) struct Transition {
+    /// The state that was read.
+    pub(super) before: LockState,
+    /// The state to be stored.
+    pub(super) after: LockState,
+    /// See [`Applied::woken`].
+    pub(super) woken: Vec<Token>,
+    /// See [`Applied::is_unfinished`].
+    pub(super) is_unfinished: bool,
+    /// See [`Applied::begins_lease`].
+    pub(super) begins_lease: bool,
+}
+
+/// How committing a change has ended.
+pub(super) enum Commit<S> {
+    /// It was committed. If the claim that asks waits now: its place.
+    Done(Option<Place>),
+    /// The rules must be applied to this.
+    Again(S),
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// How many waiters are ahead.
+    pub(super) ahead: u64,
+    /// In how long to look at the lock, if that may be sooner than the rules know.
+    pub(super) look_in: Option<Duration>,
+}
+
+/// Carries out an operation once. Returns the answer of the rules, the place of the claim that asks, if it waits, and whether the lock can
+/// be handed to more waiters.
+fn carry_out<R: Records, T>(
+    store: &mut R,
+    operation: Operation<'_>,
+    deadline: Moment,
+    rules: &mut Rules<'_, T>,
+) -> Result<(T, Option<Place>, bool), R::Failure> {
+    let mut attempt = store.begin(operation, deadline);
+    let carried_out = attempt_until_done(store, &mut attempt, rules);
+    if let Err(failure) = &carried_out {
+        store.abandon(attempt, failure);
+    }
+    carried_out
+}
+
+fn attempt_until_done<R: Records, T>(
+    store: &mut R,
+    attempt: &mut R::Attempt<'_>,
+    rules: &mut Rules<'_, T>,
+) -> Result<(T, Option<Place>, bool), R::Failure> {
+    let mut found = store.read(attempt)?;
+    loop {
+        let (before, view) = store.view(attempt, &found)?;
+        let mut after = before.clone();
+        let Applied { answer, woken, is_unfinished, begins_lease } = rules(&mut after, &view)?;
+        let transition = Transition { before, after, woken, is_unfinished, begins_lease };
+        match store.commit(attempt, found, transition)? {
+            Commit::Done(place) => return Ok((answer, place, is_unfinished)),
+            Commit::Again(present) => found = present,
+        }
+    }
+}
