@@ -19,6 +19,7 @@
 //! | revocation | `revoke.rs` |
 //! | sequences | `sequence.rs` |
 //! | status, pruning | `status.rs` |
+//! | a waiter that reads only the record | `waiting.rs` |
 
 mod acquire;
 mod fence;
@@ -28,6 +29,7 @@ mod release;
 mod revoke;
 mod sequence;
 mod status;
+mod waiting;
 
 #[cfg(test)]
 mod histories;
@@ -47,9 +49,10 @@ use super::token::Token;
 pub use acquire::{Ask, IfHeld};
 pub use fence::FenceExhausted;
 pub use lease::{LeaseRecord, UNKNOWN_EPOCH, millis};
-pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState, look_at_ms};
+pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState};
 pub use release::{Release, Retain};
 pub use sequence::{Wanted, integer};
+pub use waiting::{Ahead, Seen, look_again};
 
 /// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

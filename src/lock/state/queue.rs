@@ -55,7 +55,7 @@ pub struct WaiterState {
 /// Returns when the waiter in this place must look at the lock, although nothing wakes it. `end_ms`: when the next lease, or place ahead of
 /// it, ends. `ending`: how many places end before it asks again, which are those of the dead, and when the last of them does. `None` if
 /// it need not look: others that are ahead of it do.
-pub fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
+pub(super) fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
     let (at_ms, turn) = match ending {
         _ if place < LOOKERS => (end_ms, place),
         (dead, last_ms) if place < LOOKERS + dead => (last_ms, place.saturating_sub(dead)),

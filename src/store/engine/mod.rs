@@ -4,6 +4,7 @@
 //! the rest, the same for all of them: it applies the rules of [`crate::lock::state`], goes on until an operation is carried out or
 //! its outcome is known, and hands the lock to as many waiters as fit.
 
+mod listing;
 mod operation;
 mod requests;
 mod view;
@@ -11,7 +12,7 @@ mod view;
 use std::thread;
 use std::time::Duration;
 
-use super::{Acquired, Claim, Grant, Held, KeyStatus, Listing, RequestError, RetryClass, Revoked, StoreError, Wakeup};
+use super::{Acquired, Claim, Grant, Held, KeyStatus, RequestError, RetryClass, Revoked, StoreError, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
@@ -64,6 +65,11 @@ pub(super) trait Transactions: Send {
 /// A store that keeps the state of each lock in a record, and changes it in transactions. The engine makes a
 /// [`Store`](super::Store) of it.
 pub(super) trait Records: Transactions {
+    /// How far a listing has come.
+    type Pages;
+    /// What a page of a listing says of one key.
+    type Entry;
+
     /// Returns the bound of every request.
     fn timeout(&self) -> Duration;
 
@@ -123,8 +129,27 @@ pub(super) trait Records: Transactions {
     /// Removes what operations have left behind, for which nobody waits.
     fn tidy_up(&mut self) {}
 
-    /// See [`Store::list`](super::Store::list).
-    fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError>;
+    /// Begins to list every key, or this one.
+    fn pages(&mut self, key: Option<&Key>) -> Self::Pages;
+
+    /// Returns the next keys; `None`: there are no more.
+    fn next_page(&mut self, pages: &mut Self::Pages) -> Result<Option<Page<Self::Entry>>, Self::Failure>;
+
+    /// Returns the status of a key, if it has ever been held or waited for.
+    fn status(
+        &mut self,
+        pages: &mut Self::Pages,
+        key: &Key,
+        entry: &Self::Entry,
+    ) -> Result<Option<KeyStatus>, Self::Failure>;
+
+    /// Returns whether a key looks as if it could be pruned; the transaction that prunes it goes by [`Records::is_prunable`].
+    fn looks_prunable(&mut self, key: &Key, entry: &Self::Entry, unused_for: Duration) -> Result<bool, Self::Failure>;
+
+    /// Returns whether a key in this state can be pruned.
+    fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
+        state.is_prunable(unused_for, view)
+    }
 
     /// Describes a failure: what failed, on what, and what to do about it.
     fn explain(&self, failure: &Self::Failure) -> StoreError;
@@ -219,6 +244,9 @@ pub(super) trait Records: Transactions {
     }
 }
 
+/// Some keys in a listing.
+pub(super) type Page<E> = Vec<(Key, E)>;
+
 /// What an operation makes of the state of a lock.
 type Rules<'r, T> = dyn FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted> + 'r;
 
@@ -229,6 +257,9 @@ pub(super) trait RequestFailure: From<FenceExhausted> {
 
     /// Returns whether others changed the lock before each attempt.
     fn is_contended(&self) -> bool;
+
+    /// Returns whether only the record of this lock is to blame: others can be read.
+    fn is_of_record(&self) -> bool;
 }
 
 /// What the rules have made of a lock.

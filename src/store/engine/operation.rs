@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::lock::key::Key;
 use crate::lock::token::Token;
 use crate::store::{Claim, IfHeld, Release};
+use crate::sys::clock::Moment;
 
 /// An operation on a lock.
 #[derive(Clone, Copy)]
@@ -57,7 +58,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Returns until when it is worth waiting for an answer; `None`: for ever, or nothing waits.
-    pub(in crate::store) fn waits_until(self) -> Option<crate::sys::clock::Moment> {
+    pub(in crate::store) fn waits_until(self) -> Option<Moment> {
         match self {
             Operation::Acquire { if_held: IfHeld::Queue { until, .. }, .. } => until,
             _ => None,

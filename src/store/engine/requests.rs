@@ -12,6 +12,7 @@ use crate::store::{
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
+use super::listing::list;
 use super::{Operation, Records, View};
 
 impl<R: Records> Store for R {
@@ -98,7 +99,7 @@ impl<R: Records> Store for R {
     }
 
     fn list(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        self.list_keys(key)
+        list(self, key)
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {

@@ -26,11 +26,11 @@ mod waiting;
 
 use std::time::Duration;
 
-use super::engine::{Records, RequestFailure};
-use super::{Acquired, Claim, Diagnose, Held, KeyStatus, Listing, RetryClass, Revoked, StoreError, Wakeup};
+use super::engine::{Page, Records, RequestFailure, View};
+use super::{Acquired, Claim, Diagnose, Held, KeyStatus, RetryClass, Revoked, StoreError, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::FenceExhausted;
+use crate::lock::state::{FenceExhausted, LockState};
 use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
@@ -38,6 +38,7 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
 use failure::Failure;
 use found::Attached;
+use listing::Pages;
 use remembered::Remembered;
 use url::Cluster;
 use waiting::Watch;
@@ -188,8 +189,27 @@ impl Records for EtcdStore {
         self.revoke_unused_leases();
     }
 
-    fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        self.list(key)
+    type Pages = Pages;
+    type Entry = ();
+
+    fn pages(&mut self, key: Option<&Key>) -> Pages {
+        self.begin_listing(key)
+    }
+
+    fn next_page(&mut self, pages: &mut Pages) -> Result<Option<Page<()>>, Failure> {
+        Ok(self.next_names(pages)?.map(|keys| keys.into_iter().map(|key| (key, ())).collect()))
+    }
+
+    fn status(&mut self, pages: &mut Pages, key: &Key, (): &()) -> Result<Option<KeyStatus>, Failure> {
+        self.status_in(pages, key)
+    }
+
+    fn looks_prunable(&mut self, key: &Key, (): &(), unused_for: Duration) -> Result<bool, Failure> {
+        self.looks_prunable_now(key, unused_for)
+    }
+
+    fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
+        listing::is_prunable(state, unused_for, view)
     }
 
     fn explain(&self, failure: &Failure) -> StoreError {
@@ -210,6 +230,10 @@ impl RequestFailure for Failure {
 
     fn is_contended(&self) -> bool {
         matches!(self, Failure::Contended)
+    }
+
+    fn is_of_record(&self) -> bool {
+        matches!(self, Failure::Broken { .. })
     }
 }
 

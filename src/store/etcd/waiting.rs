@@ -1,7 +1,6 @@
 //! How a waiter learns that it is its turn: it watches its own life, which is written when the lock is handed to it.
 
 use std::os::fd::AsFd as _;
-use std::time::Duration;
 
 use super::EtcdStore;
 use super::api::WatchMessage;
@@ -10,24 +9,15 @@ use super::found::HandedOver;
 use super::http::Connection;
 use super::keys::Names;
 use crate::lock::claim::Claim;
-use crate::lock::state::look_at_ms;
 use crate::store::Wakeup;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
-
-/// In how long the first waiter looks where nothing says when what keeps it from the lock ends, in milliseconds.
-const LOOK_AGAIN_MS: u64 = 400;
 
 /// A watch of our life: opened when we first sleep, and when another member answers us.
 pub(super) struct Watch {
     member: usize,
     life: String,
     connection: Connection,
-}
-
-/// Returns in how long a waiter in this place looks at the lock where nothing says when to look.
-pub(super) fn look_again(place: u64) -> Option<Duration> {
-    look_at_ms(usize::try_from(place).ok()?, Some(LOOK_AGAIN_MS), (0, None)).map(Duration::from_millis)
 }
 
 impl EtcdStore {

@@ -28,10 +28,8 @@ mod writing;
 
 use std::time::Duration;
 
-use super::engine::{Operation, Records, RequestFailure};
-use super::{
-    Acquired, Claim, Diagnose, Grant, Held, KeyStatus, Listing, Renewed, RequestError, RetryClass, StoreError, Wakeup,
-};
+use super::engine::{Operation, Page, Records, RequestFailure, View};
+use super::{Acquired, Claim, Diagnose, Grant, Held, KeyStatus, Renewed, RequestError, RetryClass, StoreError, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::state::FenceExhausted;
 use crate::net::tls::Tls;
@@ -40,6 +38,7 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use failure::Failure;
+use listing::{Pages, Stored};
 use schema::Tables;
 use url::Server;
 use waiting::WaitState;
@@ -129,8 +128,23 @@ impl Records for PostgresStore {
         self.await_notification(claim, until, waiter, observer)
     }
 
-    fn list_keys(&mut self, key: Option<&Key>) -> Result<Listing<KeyStatus>, StoreError> {
-        self.list(key)
+    type Pages = Pages;
+    type Entry = Stored;
+
+    fn pages(&mut self, key: Option<&Key>) -> Pages {
+        Pages::of(key)
+    }
+
+    fn next_page(&mut self, pages: &mut Pages) -> Result<Option<Page<Stored>>, Failure> {
+        pages.next(self)
+    }
+
+    fn status(&mut self, _: &mut Pages, key: &Key, entry: &Stored) -> Result<Option<KeyStatus>, Failure> {
+        Ok(Some(entry.state()?.status(key.clone(), &View::at(entry.now_ms))))
+    }
+
+    fn looks_prunable(&mut self, _: &Key, entry: &Stored, unused_for: Duration) -> Result<bool, Failure> {
+        Ok(entry.state()?.is_prunable(unused_for, &View::at(entry.now_ms)))
     }
 
     fn explain(&self, failure: &Failure) -> StoreError {
@@ -151,6 +165,10 @@ impl RequestFailure for Failure {
 
     fn is_contended(&self) -> bool {
         false
+    }
+
+    fn is_of_record(&self) -> bool {
+        matches!(self, Failure::Broken(_))
     }
 }
 

@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_of};
 use super::schema::Tables;
 use super::writing::{NOTIFY, hand_off};
-use crate::lock::state::{ASKS_PER_PLACE, Facts as _, LOOKERS, LockState, Success, look_at_ms, millis};
+use crate::lock::state::{ASKS_PER_PLACE, Ahead, LOOKERS, LockState, Seen, millis};
 use crate::store::engine::View;
 use crate::store::{Claim, Held, Wakeup};
 use crate::sys::clock::Moment;
@@ -30,18 +30,14 @@ pub(super) struct WaitState {
     by: WaitsBy,
     /// Our place, from 0.
     place: u64,
-    /// The last fence issued.
-    fence: u64,
-    /// When the next lease ends, in milliseconds of Unix time.
-    next_end: Option<u64>,
-    /// What was known of the successful runs.
-    success: Option<Success>,
+    /// What the record said.
+    seen: Seen,
 }
 
 impl WaitState {
     /// Returns the state after an answer that said that we wait in this place, with this record.
     pub(super) fn new(by: WaitsBy, place: u64, record: &LockState) -> Self {
-        WaitState { by, place, fence: record.fence, next_end: record.next_end(), success: record.success }
+        WaitState { by, place, seen: record.seen() }
     }
 
     /// Returns whether we wait without a connection.
@@ -60,15 +56,12 @@ impl WaitState {
         Some(Moment::now() + every)
     }
 
-    /// Learns from the record, which was read without asking. Returns whether to ask: a lease ends sooner than we knew, or the run may not be
-    /// needed any more. One that listens is notified of that.
+    /// Learns from the record, which was read without asking. Returns whether to ask. One that listens is notified of that.
     fn learn(&mut self, record: &LockState, claim: &Claim) -> bool {
         // Each hand-off takes at least one waiter out of the queue.
-        self.place = self.place.saturating_sub(u64::from(record.fence != self.fence));
-        self.fence = record.fence;
-        let next_end = record.next_end();
-        let ends_sooner = next_end.is_some_and(|end| self.next_end.is_none_or(|before| end < before));
-        ends_sooner || claim.once_per.is_some() && record.success != self.success
+        self.place = self.place.saturating_sub(u64::from(record.fence != self.seen.fence));
+        self.seen.fence = record.fence;
+        record.has_news(self.seen, claim)
     }
 }
 
@@ -127,26 +120,20 @@ impl PostgresStore {
             return Err(LACKS_COLUMNS);
         };
         let number = |text: &String| text.parse::<u64>().map_err(|_| LACKS_COLUMNS);
-        let (facts, place) = (View::at(number(now_ms)?), number(place)?);
+        let view = View::at(number(now_ms)?);
+        let dead = usize::try_from(number(dead)?).unwrap_or(usize::MAX);
+        let ahead = Ahead {
+            count: number(place)?,
+            first_end_ms: ends_ahead.as_ref().map(number).transpose()?,
+            ending: (dead, last_dead.as_ref().map(number).transpose()?),
+        };
         // The operation that follows reports a record that is missing or broken.
         let Ok((_, state)) = read_record_of(claim.key.as_str(), record) else { return Ok(None) };
-        let now = facts.now();
-        let at = usize::try_from(place).unwrap_or(usize::MAX);
-        let end_ms = state.next_end().into_iter().chain(ends_ahead.as_ref().map(number).transpose()?).min();
-        let dead = usize::try_from(number(dead)?).unwrap_or(usize::MAX);
-        let look_at_ms = look_at_ms(at, end_ms, (dead, last_dead.as_ref().map(number).transpose()?));
-        let is_due = look_at_ms.is_some_and(|at_ms| at_ms <= now.ms);
-        let may_hold = place == 0 && state.could_hold(claim.mode, &facts);
-        if is_due || may_hold || state.recent_success(claim.once_per, now).is_some() {
-            return Ok(None);
+        let held = state.still_waits(claim, ahead, &view);
+        if held.is_some() {
+            self.wait = Some(WaitState::new(by, ahead.count, &state));
         }
-        self.wait = Some(WaitState::new(by, place, &state));
-        Ok(Some(Held {
-            place: Some(place),
-            look_in: look_at_ms.map(|at_ms| now.until(at_ms)),
-            last_fence: state.fence,
-            ..state.first_held(now, &facts).unwrap_or_default()
-        }))
+        Ok(held)
     }
 
     /// Sleeps until we were handed the lock or have to ask, or until `until`.
