@@ -23,11 +23,11 @@ const PAGE: u32 = 500;
 /// gets a greater one, so a fence that is further ahead stays with its own lock.
 const LEAD_MAX_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// The names of all locks, some at a time.
+/// How far a listing has come.
 pub(in crate::store) struct Pages {
-    /// The only lock, if there is one alone.
+    /// The only lock to be listed, if there is one.
     only: Option<Key>,
-    /// The name from which the next page begins; `None`: there is no further page.
+    /// The name from which all names of locks are read, if they have not been yet.
     from: Option<String>,
     /// How many bytes were read.
     received: usize,
@@ -40,34 +40,40 @@ impl EtcdStore {
         Pages { only: key.cloned(), from, received: 0 }
     }
 
-    /// Reads the next names of locks.
+    /// Reads the names of all locks, or if they reach the limit, of so many that the next call fails.
     pub(super) fn next_names(&mut self, pages: &mut Pages) -> Result<Option<Vec<Key>>, Failure> {
         if let Some(key) = pages.only.take() {
             return Ok(Some(vec![key]));
         }
-        let Some(from) = pages.from.take() else { return Ok(None) };
         if pages.received > listing_limit::BYTES {
             return Err(Failure::ListsTooMuch);
         }
+        let Some(mut from) = pages.from.take() else { return Ok(None) };
         let prefix = all_states(&self.client.cluster.prefix);
-        let read = [RequestOp::Names { from: from.clone(), to: range_end(&prefix), limit: PAGE }];
-        let received = self.client.received;
-        let request = api::transaction(&[], &read, &[]);
-        let responses = self.client.exchange(&[request], Effect::Reads, Moment::now() + self.timeout)?;
-        pages.received += self.client.received - received;
-        let answer = transacted(responses.first().ok_or(Failure::Closed)?)?;
-        let page = answer.responses.into_iter().next().unwrap_or_default().response_range;
-        // Otherwise the same keys could come again and again.
-        let names = || page.kvs.iter().map(|kv| kv.key.as_str());
-        if page.kvs.len() > PAGE as usize
-            || !names().is_sorted_by(|a, b| a < b)
-            || names().any(|name| name < from.as_str())
-        {
-            return Err(Failure::NotEtcd("keys that are not in order"));
+        let (to, received) = (range_end(&prefix), self.client.received);
+        let mut keys = Vec::new();
+        loop {
+            let read = [RequestOp::Names { from: from.clone(), to: to.clone(), limit: PAGE }];
+            let request = api::transaction(&[], &read, &[]);
+            let responses = self.client.exchange(&[request], Effect::Reads, Moment::now() + self.timeout)?;
+            pages.received = self.client.received - received;
+            let answer = transacted(responses.first().ok_or(Failure::Closed)?)?;
+            let page = answer.responses.into_iter().next().unwrap_or_default().response_range;
+            // Otherwise the same keys could come again and again.
+            let names = || page.kvs.iter().map(|kv| kv.key.as_str());
+            if page.kvs.len() > PAGE as usize
+                || !names().is_sorted_by(|a, b| a < b)
+                || names().any(|name| name < from.as_str())
+            {
+                return Err(Failure::NotEtcd("keys that are not in order"));
+            }
+            let name = |kv: &KeyValue| kv.key.strip_prefix(&prefix).and_then(decoded);
+            keys.extend(page.kvs.iter().filter_map(name));
+            match page.kvs.last() {
+                Some(last) if page.more && pages.received <= listing_limit::BYTES => from = format!("{}\0", last.key),
+                _ => return Ok(Some(keys)),
+            }
         }
-        pages.from = page.kvs.last().filter(|_| page.more).map(|last| format!("{}\0", last.key));
-        let name = |kv: &KeyValue| kv.key.strip_prefix(&prefix).and_then(decoded);
-        Ok(Some(page.kvs.iter().filter_map(name).collect()))
     }
 
     /// Returns what is known of a key, if anything. What is read for it counts towards the limit of the listing.

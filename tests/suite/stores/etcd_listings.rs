@@ -36,7 +36,9 @@ fn there_is_always_another_page() {
         (|_| page([7, 7].into_iter()), "keys that are not in order"),
     ];
     for (answer, said) in endless {
-        for command in [&["status"][..], &["prune", "--older-than", "1d"]] {
+        // What `prune` has read it prunes: the locks are read one by one.
+        let of_prune = if said.starts_with("more") { "an answer that lacks parts" } else { said };
+        for (command, said) in [(&["status"][..], said), (&["prune", "--older-than", "1d"], of_prune)] {
             let fake = Fake::start(Manner::Each(answer));
             let url = format!("etcd://127.0.0.1:{}", fake.port());
             let call = Lockrun::bare().args(command).args(["--store", &url]);
