@@ -13,6 +13,7 @@ use super::http::Request;
 use super::keys::range_end;
 use crate::lock::state::{HolderState, LOOKERS, LockState, WaiterState};
 use crate::lock::token::Token;
+use crate::store::engine::{Operation, Transition};
 use crate::store::record_limit::{self, RecordTooLong};
 
 /// How many operations etcd accepts in a transaction by default.
@@ -78,32 +79,27 @@ pub(super) struct Change {
     pub(super) refused: Option<RecordTooLong>,
 }
 
-/// The states before and after a change.
+/// What the rules have made of a lock that was found, before it is written.
 pub(super) struct Draft<'a> {
+    pub(super) operation: Operation<'a>,
     pub(super) scope: &'a Scope,
     pub(super) found: &'a Found,
     /// The time of the view that the rules had, in milliseconds of Unix time.
     pub(super) now_ms: u64,
-    pub(super) asking: Option<&'a Token>,
-    pub(super) before: &'a LockState,
-    pub(super) after: &'a LockState,
-    /// Which waiters to wake, see [`Applied::woken`](crate::lock::state::Applied::woken).
-    pub(super) woken: &'a [Token],
-    /// Whether the lease of the asking client is renewed, see
-    /// [`Applied::begins_lease`](crate::lock::state::Applied::begins_lease).
-    pub(super) begins_lease: bool,
-    /// Whether the asking client may wait by this.
-    pub(super) may_wait: bool,
-    /// The lease that was kept alive for its place.
+    pub(super) transition: &'a Transition,
+    /// The lease that was kept alive for the place of the asking client.
     pub(super) kept: Option<i64>,
-    /// The token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
-    /// the life keeps the others from the lock, because the command still runs.
-    pub(super) given_up: Option<&'a Token>,
     /// Whether to write the record even if it stays the same.
     pub(super) forces_write: bool,
 }
 
-impl Draft<'_> {
+impl<'a> Draft<'a> {
+    /// Returns the token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
+    /// the life keeps the others from the lock, because the command still runs.
+    fn given_up(&self) -> Option<&'a Token> {
+        self.operation.asking().filter(|_| self.operation.gives_up())
+    }
+
     /// Returns the change.
     pub(super) fn change(&self, leases: &mut NewLeases) -> Change {
         let mut change = Change {
@@ -119,7 +115,7 @@ impl Draft<'_> {
             let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found.pruned.revision);
             change.compare.push(pruned);
         }
-        if let Some(life) = self.asking.and_then(|asking| self.found.life_of(asking)) {
+        if let Some(life) = self.operation.asking().and_then(|asking| self.found.life_of(asking)) {
             // The answer depends on it: that the lease is renewed, or that the lock was held until now.
             change.compare.push(Compare::Attached(self.scope.names.life(&life.token), life.lease));
         }
@@ -132,14 +128,14 @@ impl Draft<'_> {
 
     /// Gives new leases to holders, except those to which the lock is handed, and takes them from those that no longer hold the lock.
     fn change_lives(&self, change: &mut Change, leases: &mut NewLeases) {
-        for holder in self.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
+        for holder in self.transition.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
             self.change_life(change, holder, leases);
         }
         for life in &self.found.lives {
-            let holder = self.before.holders.iter().find(|holder| holder.token == life.token);
+            let holder = self.transition.before.holders.iter().find(|holder| holder.token == life.token);
             let was_there = holder.is_some();
-            let is_there = self.after.holders.iter().any(|holder| holder.token == life.token);
-            if !is_there && (was_there || self.given_up == Some(&life.token)) {
+            let is_there = self.transition.after.holders.iter().any(|holder| holder.token == life.token);
+            if !is_there && (was_there || self.given_up() == Some(&life.token)) {
                 let is_deleted = change.operations.len() < LIVES_MAX;
                 if is_deleted {
                     change.operations.push(RequestOp::Delete(self.scope.names.life(&life.token)));
@@ -157,16 +153,16 @@ impl Draft<'_> {
 
     /// Returns whether the lock is handed to this holder in the queue: it keeps the lease of its place.
     fn is_handed_over(&self, holder: &HolderState) -> bool {
-        let held_before = self.before.holders.iter().any(|it| it.token == holder.token);
-        !held_before && self.asking != Some(&holder.token) && self.found.row_of(&holder.token).is_some()
+        let held_before = self.transition.before.holders.iter().any(|it| it.token == holder.token);
+        !held_before && self.operation.asking() != Some(&holder.token) && self.found.row_of(&holder.token).is_some()
     }
 
     /// Gives a holder a new lease if it begins one now.
     fn change_life(&self, change: &mut Change, holder: &HolderState, leases: &mut NewLeases) {
         let Some(lease) = &holder.lease else { return };
         let key = self.scope.names.life(&holder.token);
-        let before = self.before.holders.iter().find(|it| it.token == holder.token);
-        let begins_lease = self.begins_lease && self.asking == Some(&holder.token);
+        let before = self.transition.before.holders.iter().find(|it| it.token == holder.token);
+        let begins_lease = self.transition.begins_lease && self.operation.asking() == Some(&holder.token);
         if lease.ends_ms.is_some() && !begins_lease && before.is_some_and(|it| it.lease == holder.lease) {
             let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
             if let (true, Some(life), Some(ends_ms)) =
@@ -208,16 +204,17 @@ impl Draft<'_> {
         let names = &self.scope.names;
         for row in &self.found.rows {
             let token = &row.waiter.token;
-            let is_own = self.asking == Some(token);
+            let is_own = self.operation.asking() == Some(token);
             let waits = self.waiter(token).is_some_and(|waiter| waiter.mode == row.waiter.mode);
             if !waits {
                 change.operations.push(RequestOp::Delete(row.name.clone()));
                 change.unused_leases.extend(is_own.then_some(row.lease));
             }
-            if is_own || waits && !self.woken.contains(token) {
+            if is_own || waits && !self.transition.woken.contains(token) {
                 continue;
             }
-            let handed_over = self.after.holders.iter().find(|it| it.token == *token && self.is_handed_over(it));
+            let handed_over =
+                self.transition.after.holders.iter().find(|it| it.token == *token && self.is_handed_over(it));
             let (key, value) = match handed_over {
                 Some(HolderState { fence, slot, .. }) => {
                     (names.life(token), json(&HandedOver { fence: *fence, slot: *slot }))
@@ -227,7 +224,7 @@ impl Draft<'_> {
             change.compare.push(row.unchanged());
             change.operations.push(RequestOp::Put { key, value, lease: row.lease });
         }
-        if self.changes_holders() || self.given_up.is_some() {
+        if self.changes_holders() || self.given_up().is_some() {
             // One that has joined meanwhile, ahead of those that still wait, could be the next. If the first that still waits has left, the
             // one behind it may be the next: so it must be unchanged.
             let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
@@ -244,13 +241,13 @@ impl Draft<'_> {
 
     /// Returns the waiter with this token after the change.
     fn waiter(&self, token: &Token) -> Option<&WaiterState> {
-        self.after.waiters.iter().find(|waiter| waiter.token == *token)
+        self.transition.after.waiters.iter().find(|waiter| waiter.token == *token)
     }
 
     /// If the asking client waits, makes sure that its place lasts long enough: joins the queue, or puts its row on a new lease, unless
     /// that of the row was kept alive.
     fn keep_place(&self, change: &mut Change, leases: &mut NewLeases) {
-        let Some(asking) = self.asking.filter(|_| self.may_wait) else { return };
+        let Some(asking) = self.operation.asking().filter(|_| self.operation.waiter().is_some()) else { return };
         let Some(waiter) = self.waiter(asking) else { return };
         let row = self.found.row_of(asking).filter(|row| row.waiter.mode == waiter.mode);
         let is_same = |row: &Row| WaiterState { ends_ms: row.waiter.ends_ms, ..waiter.clone() } == row.waiter;
@@ -267,8 +264,8 @@ impl Draft<'_> {
 
     fn change_record(&self, change: &mut Change) {
         let found = self.found;
-        let renewed = self.asking.filter(|_| self.begins_lease);
-        let mut record = record_of(self.after, self.before, found, renewed);
+        let renewed = self.operation.asking().filter(|_| self.transition.begins_lease);
+        let mut record = record_of(&self.transition.after, &self.transition.before, found, renewed);
         for holder in record.holders.iter_mut().filter(|holder| self.is_handed_over(holder)) {
             // When the lease of its place ends is not known: its life alone says so, until it is renewed.
             let since_ms = holder.since_ms;
@@ -278,7 +275,8 @@ impl Draft<'_> {
         let is_needed = record != found.stored || self.changes_holders();
         // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing, see
         // `outlast_late_requests`.
-        let is_leftover = self.asking.is_none() && found.record_revision != 0 && record == LockState::default();
+        let is_leftover =
+            self.operation.asking().is_none() && found.record_revision != 0 && record == LockState::default();
         if !is_needed && !is_leftover && !self.forces_write {
             return;
         }
@@ -302,7 +300,7 @@ impl Draft<'_> {
     /// Returns whether others hold the lock after the change than before.
     pub(super) fn changes_holders(&self) -> bool {
         let tokens = |state: &LockState| state.holders.iter().map(|holder| holder.token.clone()).collect::<Vec<_>>();
-        tokens(self.before) != tokens(self.after)
+        tokens(&self.transition.before) != tokens(&self.transition.after)
     }
 }
 

@@ -88,23 +88,18 @@ impl Transactions for EtcdStore {
             // The earlier attempt fails when it arrives late, but only while there is a record.
             transition.after.outlast_late_requests(&found.view(attempt.now_ms));
         }
-        let Transition { before, after, woken, begins_lease, .. } = &transition;
+        let Transition { before, after, .. } = &transition;
         if attempt.scope.limit == FIRST_WAITERS && !found.has_enough_rows(after, asking) {
             attempt.scope.limit = MANY_WAITERS;
             return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
         }
         let draft = Draft {
+            operation,
             scope: &attempt.scope,
             found: &found,
             now_ms: attempt.now_ms,
-            asking,
-            before,
-            after,
-            woken,
-            begins_lease: *begins_lease,
-            may_wait: operation.waiter().is_some(),
+            transition: &transition,
             kept: attempt.kept,
-            given_up: asking.filter(|_| operation.gives_up()),
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
             forces_write: may_be_done || operation.counts_waiters() && joins(before, after),
         };

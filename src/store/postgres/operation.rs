@@ -15,9 +15,7 @@ use super::login;
 use super::reading::{Found, WaitsBy};
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::SecondTrip;
-use crate::lock::key::Key;
 use crate::lock::state::{ASKS_PER_PLACE, LockState};
-use crate::lock::token::Token;
 use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -31,34 +29,6 @@ const ATTEMPTS: u32 = 5;
 /// than the answer.
 pub(super) const LOGIN_PATIENCE: u32 = 3;
 
-/// What the two trips of an attempt need to know of its operation.
-#[derive(Clone, Copy)]
-// Each is a fact of its own about the request.
-#[allow(clippy::struct_excessive_bools)]
-pub(super) struct Subject<'a> {
-    /// The lock.
-    pub(super) key: &'a Key,
-    /// The one that asks, if it may be in the queue.
-    pub(super) asking: Option<&'a Token>,
-    /// Whether it matters how many wait, also of those that are not read.
-    pub(super) counts_waiting: bool,
-    /// Whether a waiter asks.
-    pub(super) waits: bool,
-    /// Whether the lock may never have been used: its row is created if it is missing. Otherwise creating it takes another round trip.
-    pub(super) may_be_new: bool,
-    /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
-    pub(super) row_wait: Duration,
-    /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one waits for both, even
-    /// if nothing is left to write.
-    pub(super) may_be_done: bool,
-    /// Whether a new waiter asks how many connections are unused. Not after an attempt that found that the role lacks the right to.
-    pub(super) may_count_connections: bool,
-    /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
-    pub(super) notices: Notices,
-    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its place meanwhile.
-    pub(super) hand_offs_max: usize,
-}
-
 /// Whether waiters are notified. Without that they find out by themselves, but later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notices {
@@ -68,23 +38,29 @@ pub(super) enum Notices {
     NotSent,
 }
 
-impl Subject<'_> {
-    /// Returns whether a waiter asks that has not joined the queue yet, as far as it knows.
-    pub(super) fn is_new_waiter(&self) -> bool {
-        self.waits && self.may_be_new
-    }
-}
-
 /// An operation that is being carried out, and how its next attempt proceeds.
+// Each is a fact of its own.
+#[allow(clippy::struct_excessive_bools)]
 pub(in crate::store) struct Attempt<'a> {
-    operation: Operation<'a>,
-    subject: Subject<'a>,
-    /// Whether it creates the row of the lock if it is missing.
-    creates: bool,
+    pub(super) operation: Operation<'a>,
+    /// Whether it creates the row of the lock if it is missing: the lock may never have been used.
+    pub(super) creates: bool,
+    /// Whether it asks how many connections are unused: a new waiter does. Not after an attempt that found that the role lacks the right
+    /// to.
+    pub(super) counts_connections: bool,
+    /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
+    pub(super) row_wait: Duration,
+    /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one waits for both, even
+    /// if nothing is left to write.
+    pub(super) may_be_done: bool,
+    /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
+    pub(super) notices: Notices,
+    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its place meanwhile.
+    pub(super) hand_offs_max: usize,
     /// Until when it may take to connect.
     connect_by: Moment,
     /// Until when it waits for answers.
-    answer_by: Moment,
+    pub(super) answer_by: Moment,
     /// Whether the connection was already open, and idle.
     was_idle: bool,
     /// Whether another attempt may follow if the connection is lost in the second trip.
@@ -108,30 +84,24 @@ impl<'a> Attempt<'a> {
             }
             _ => deadline,
         };
-        let subject = Subject {
-            key: operation.key(),
-            asking: operation.asking(),
-            counts_waiting: operation.counts_waiters(),
-            waits: place.is_some(),
-            may_be_new: match operation {
-                Operation::Acquire { .. } => store.wait.is_none(),
-                Operation::Reserve(_) | Operation::Cancel(_) => true,
-                Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => false,
-            },
-            // One that waits prolongs its place before the next attempt.
-            row_wait: match (&store.wait, operation) {
-                (Some(_), Operation::Acquire { claim, .. }) => claim.place() / ASKS_PER_PLACE,
-                _ => Duration::MAX,
-            },
-            may_be_done: store.may_be_done,
-            may_count_connections: true,
-            notices: Notices::Sent,
-            hand_offs_max: HAND_OFFS_MAX,
+        let may_be_new = match operation {
+            Operation::Acquire { .. } => store.wait.is_none(),
+            Operation::Reserve(_) | Operation::Cancel(_) => true,
+            Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => false,
+        };
+        // One that waits prolongs its place before the next attempt.
+        let row_wait = match (&store.wait, operation) {
+            (Some(_), Operation::Acquire { claim, .. }) => claim.place() / ASKS_PER_PLACE,
+            _ => Duration::MAX,
         };
         Attempt {
-            creates: subject.may_be_new,
             operation,
-            subject,
+            creates: may_be_new,
+            counts_connections: place.is_some() && may_be_new,
+            row_wait,
+            may_be_done: store.may_be_done,
+            notices: Notices::Sent,
+            hand_offs_max: HAND_OFFS_MAX,
             connect_by: deadline,
             answer_by,
             was_idle: is_connected,
@@ -152,13 +122,13 @@ impl<'a> Attempt<'a> {
     fn after_second_trip(&mut self, failure: Failure) -> Result<(), Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
-            Failure::Refused(refusal) if self.subject.notices == Notices::Sent && refusal.is_of_full_queue() => {
-                self.subject.notices = Notices::NotSent;
+            Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
+                self.notices = Notices::NotSent;
             }
             Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
             Failure::StatementLost => {}
             failure if failure.is_of_changed_place() => {
-                self.subject.hand_offs_max = self.subject.hand_offs_max.div_ceil(4);
+                self.hand_offs_max = self.hand_offs_max.div_ceil(4);
             }
             // An old connection may have been closed for reasons that do not concern this request.
             failure
@@ -184,8 +154,8 @@ impl Transactions for PostgresStore {
     /// Locks the row of the lock, and reads. Starts again if that fails in a way that another attempt may mend.
     fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
         loop {
-            attempt.subject.may_be_done = self.may_be_done;
-            match self.first_trip(attempt.subject, attempt) {
+            attempt.may_be_done = self.may_be_done;
+            match self.first_trip(attempt) {
                 Ok(found) => return Ok(found),
                 Err(failure) => self.after_first_trip(failure, attempt)?,
             }
@@ -193,7 +163,7 @@ impl Transactions for PostgresStore {
     }
 
     fn view(&mut self, attempt: &mut Attempt<'_>, found: &Found) -> Result<(LockState, View), Failure> {
-        Ok((found.state(), found.view(attempt.subject)))
+        Ok((found.state(), found.view(attempt)))
     }
 
     /// If the waiters that were read are too few for the rules, reads more. If another attempt may mend what has failed, reads again.
@@ -205,7 +175,7 @@ impl Transactions for PostgresStore {
     ) -> Result<Commit<Found>, Failure> {
         if !found.suffices(&transition) {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-            found.read_more_waiters(connection, &self.tables, attempt.subject, attempt.answer_by)?;
+            found.read_more_waiters(connection, &self.tables, attempt)?;
             return Ok(Commit::Again(found));
         }
         match self.second_trip(attempt, &found, &transition) {
@@ -234,8 +204,7 @@ impl PostgresStore {
     /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, or an
     /// administrator ends the session, opens a new one, once; if a host turns out to be a standby, which a pooler in front of it may
     /// conceal, tries the others.
-    fn first_trip(&mut self, subject: Subject<'_>, attempt: &Attempt) -> Result<Found, Failure> {
-        let answer_by = attempt.answer_by;
+    fn first_trip(&mut self, attempt: &Attempt<'_>) -> Result<Found, Failure> {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         let mut was_ended = false;
@@ -243,21 +212,21 @@ impl PostgresStore {
         loop {
             let was_open = self.is_connected();
             let timeout = self.timeout;
-            let connected = if subject.waits {
+            let connected = if attempt.operation.waiter().is_some() {
                 self.connected(attempt.connect_by)
             } else {
                 self.connected_in_time(attempt.connect_by)
             };
             let read = connected.and_then(|connection| {
-                let carry_out_by = answer_by.min(Moment::now() + timeout);
-                Found::read(connection, &tables, subject, attempt.creates, visits, carry_out_by, answer_by)
+                let carry_out_by = attempt.answer_by.min(Moment::now() + timeout);
+                Found::read(connection, &tables, attempt, visits, carry_out_by)
             });
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
                 Err(Failure::StatementLost) => {}
                 Err(failure) if !was_ended && failure.is_of_ended_session() => was_ended = true,
-                found => return found.map_err(|failure| self.find_mismatch(failure, answer_by)),
+                found => return found.map_err(|failure| self.find_mismatch(failure, attempt.answer_by)),
             }
         }
     }
@@ -268,12 +237,8 @@ impl PostgresStore {
         match &failure {
             Failure::RowDeleted => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
-            Failure::Refused(refusal)
-                if attempt.subject.is_new_waiter()
-                    && attempt.subject.may_count_connections
-                    && refusal.lacks_rights() =>
-            {
-                attempt.subject.may_count_connections = false;
+            Failure::Refused(refusal) if attempt.counts_connections && refusal.lacks_rights() => {
+                attempt.counts_connections = false;
             }
             Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
                 Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
@@ -298,7 +263,7 @@ impl PostgresStore {
         transition: &Transition,
     ) -> Result<Option<u64>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let mut second = SecondTrip::prepare(&self.tables, attempt.subject, found, connection, transition);
+        let mut second = SecondTrip::prepare(&self.tables, attempt, found, connection, transition);
         if let Some(refused) = second.refused {
             connection.roll_back(attempt.answer_by)?;
             return Err(Failure::RecordTooLong(refused));

@@ -5,11 +5,11 @@ use super::connection::{Answer, Connection, Row};
 use super::facts::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use super::failure::Failure;
 use super::mismatch::check_version;
-use super::operation::Subject;
+use super::operation::Attempt;
 use super::schema::Tables;
 use crate::lock::state::{LOOKERS, LockState, Now};
 use crate::lock::token::Token;
-use crate::store::engine::{Transition, View};
+use crate::store::engine::{Operation, Transition, View};
 use crate::sys::clock::Moment;
 
 /// The server's current time, as a table.
@@ -77,23 +77,21 @@ pub(super) struct Queue {
 }
 
 impl Found {
-    /// Begins a transaction, locks the row, and reads. `creates`: creates the row if it is missing. `visits`: whether the waiter that asks
-    /// waits without a connection. From when it begins, the server has the time that is now left until `carry_out_by`; we wait for the answer
-    /// until `answer_by`. Fails with [`Failure::RowDeleted`] if there is no row.
+    /// Begins a transaction, locks the row, and reads. `visits`: whether the waiter that asks waits without a connection. From when it
+    /// begins, the server has the time that is now left until `carry_out_by`. Fails with [`Failure::RowDeleted`] if there is no row.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
-        subject: Subject<'_>,
-        creates: bool,
+        attempt: &Attempt<'_>,
         visits: bool,
         carry_out_by: Moment,
-        answer_by: Moment,
     ) -> Result<Self, Failure> {
         let locks = &tables.locks;
-        let key = Some(subject.key.as_str());
-        let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, subject.row_wait);
+        let (operation, creates) = (attempt.operation, attempt.creates);
+        let key = Some(operation.key().as_str());
+        let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, attempt.row_wait);
         // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked: it may take a while.
-        let asks_if_crowded = subject.is_new_waiter() && subject.may_count_connections;
+        let asks_if_crowded = attempt.counts_connections;
         if asks_if_crowded {
             batch.add(&is_crowded(), &[]);
         }
@@ -104,8 +102,8 @@ impl Found {
         }
         batch.add(&lock_row(tables), &[key]);
         // A separate statement, so that the clock and the waiters are read after the row is locked.
-        Queue::ask(&mut batch, tables, subject, &facts(tables), FIRST_WAITERS);
-        let answers = &mut connection.run(&batch, answer_by)?[..];
+        Queue::ask(&mut batch, tables, operation, &facts(tables), FIRST_WAITERS);
+        let answers = &mut connection.run(&batch, attempt.answer_by)?[..];
         let is_crowded = asks_if_crowded
             && answers.first().and_then(|answer| answer.rows.first()?.first()?.as_deref()).is_some_and(|it| it == "t");
         let before = usize::from(asks_if_crowded) + usize::from(creates);
@@ -119,7 +117,7 @@ impl Found {
         let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
         check_version(version.as_deref())?;
         let row = locked.rows.pop().ok_or(Failure::RowDeleted)?;
-        let (record, state) = read_record_of(subject.key.as_str(), row)?;
+        let (record, state) = read_record_of(operation.key().as_str(), row)?;
         let waits_by = match process.parse() == Ok(connection.process) {
             false => WaitsBy::Polling,
             true if visits || is_crowded => WaitsBy::Visiting,
@@ -140,13 +138,12 @@ impl Found {
         &mut self,
         connection: &mut Connection,
         tables: &Tables,
-        subject: Subject<'_>,
-        deadline: Moment,
+        attempt: &Attempt<'_>,
     ) -> Result<(), Failure> {
         let mut batch = Batch::default();
-        delete_ended(&mut batch, tables, subject, self.now_ms);
-        Queue::ask(&mut batch, tables, subject, "now.ms", MORE_WAITERS);
-        let answers = connection.run(&batch, deadline)?;
+        delete_ended(&mut batch, tables, attempt.operation, self.now_ms);
+        Queue::ask(&mut batch, tables, attempt.operation, "now.ms", MORE_WAITERS);
+        let answers = connection.run(&batch, attempt.answer_by)?;
         let [_, found, counted @ ..] = &answers[..] else { return Err(INCOMPLETE) };
         self.queue = Queue { is_extended: true, ..Queue::read(found, 1, counted.first(), MORE_WAITERS)? };
         Ok(())
@@ -159,11 +156,11 @@ impl Found {
     }
 
     /// Returns the facts that the rules need besides the state.
-    pub(super) fn view(&self, subject: Subject<'_>) -> View {
+    pub(super) fn view(&self, attempt: &Attempt<'_>) -> View {
         View {
-            may_be_done: subject.may_be_done,
+            may_be_done: attempt.may_be_done,
             unread_waiters: self.queue.unread,
-            hand_offs_max: subject.hand_offs_max,
+            hand_offs_max: attempt.hand_offs_max,
             ..View::at(self.now_ms)
         }
     }
@@ -189,11 +186,12 @@ impl Found {
 impl Queue {
     /// Adds the statements that read these `facts`, so many of the first waiters, and the one that asks; and that count the others, if that
     /// matters.
-    fn ask(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, facts: &str, limit: usize) {
+    fn ask(batch: &mut Batch, tables: &Tables, operation: Operation<'_>, facts: &str, limit: usize) {
         let waiters = &tables.waiters;
-        let (key, asking, limit) = (Some(subject.key.as_str()), subject.asking.map(Token::as_str), limit.to_string());
+        let (key, asking) = (Some(operation.key().as_str()), operation.asking().map(Token::as_str));
+        let limit = limit.to_string();
         batch.add(&first_waiters(tables, facts), &[key, asking, Some(&limit)]);
-        if subject.counts_waiting {
+        if operation.counts_waiters() {
             batch.add(
                 &format!(
                     "SELECT count(*) FROM (SELECT token, ends_ms FROM {waiters} WHERE key = $1 ORDER BY place OFFSET $3::bigint) AS it, \
@@ -248,9 +246,9 @@ pub(super) fn first_waiters(tables: &Tables, facts: &str) -> String {
 }
 
 /// Adds the statement that deletes the waiters of the lock whose places have ended by `now_ms`.
-pub(super) fn delete_ended(batch: &mut Batch, tables: &Tables, subject: Subject<'_>, now_ms: u64) {
+pub(super) fn delete_ended(batch: &mut Batch, tables: &Tables, operation: Operation<'_>, now_ms: u64) {
     let statement = format!("DELETE FROM {} WHERE key = $1 AND ends_ms <= $2::bigint", tables.waiters);
-    batch.add(&statement, &[Some(subject.key.as_str()), Some(&now_ms.to_string())]);
+    batch.add(&statement, &[Some(operation.key().as_str()), Some(&now_ms.to_string())]);
 }
 
 /// Reads the columns `state` and `key` of the row of a lock, which must be that of this key. Returns the record as it is stored, and the

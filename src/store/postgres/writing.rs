@@ -8,7 +8,7 @@ use super::connection::{Answer, Connection};
 use super::encoding::{array, json};
 use super::facts::Queued;
 use super::failure::Failure;
-use super::operation::{Notices, Subject};
+use super::operation::{Attempt, Notices};
 use super::reading::{Found, WaitsBy, delete_ended};
 use super::schema::Tables;
 use crate::lock::state::LockState;
@@ -19,7 +19,7 @@ use crate::store::record_limit::{self, RecordTooLong};
 /// The second round trip.
 pub(super) struct SecondTrip<'a> {
     tables: &'a Tables,
-    subject: Subject<'a>,
+    attempt: &'a Attempt<'a>,
     found: &'a Found,
     /// The statements.
     pub(super) batch: Batch,
@@ -91,14 +91,14 @@ impl<'a> SecondTrip<'a> {
     /// Prepares the statements for what an operation has made of what was `found`.
     pub(super) fn prepare(
         tables: &'a Tables,
-        subject: Subject<'a>,
+        attempt: &'a Attempt<'a>,
         found: &'a Found,
         connection: &Connection,
         transition: &Transition,
     ) -> Self {
         let mut trip = SecondTrip {
             tables,
-            subject,
+            attempt,
             found,
             batch: Batch::default(),
             checks: Checks::default(),
@@ -116,14 +116,14 @@ impl<'a> SecondTrip<'a> {
         }
         // That a place has ended is seen again if a crash of the server undoes it. What an earlier attempt has left may not have reached the
         // disk or the standbys.
-        trip.checks.commit_at = trip.batch.commit(trip.is_lasting || subject.may_be_done);
+        trip.checks.commit_at = trip.batch.commit(trip.is_lasting || attempt.may_be_done);
         trip
     }
 
     /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do not need it.
     fn write_record(&mut self, state: &LockState) {
         let locks = &self.tables.locks;
-        let key = Some(self.subject.key.as_str());
+        let key = Some(self.attempt.operation.key().as_str());
         let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| row.waiter_in(state).is_none()).collect();
         let places = array(gone.iter().map(|row| row.place));
         let ends_ms = array(gone.iter().map(|row| row.waiter.ends_ms));
@@ -153,15 +153,15 @@ impl<'a> SecondTrip<'a> {
     /// Writes the rows of the waiters that have changed or joined, and deletes those whose places have ended.
     fn write_queue(&mut self, state: &LockState, connection: &Connection) {
         let waiters = &self.tables.waiters;
-        let (subject, found) = (self.subject, self.found);
-        let key = Some(subject.key.as_str());
+        let (operation, found) = (self.attempt.operation, self.found);
+        let key = Some(operation.key().as_str());
         if found.rows_in_force().count() < found.queue.rows.len() {
-            delete_ended(&mut self.batch, self.tables, subject, found.now_ms);
+            delete_ended(&mut self.batch, self.tables, operation, found.now_ms);
         }
         let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
         for row in found.rows_in_force() {
             let Some(after) = row.waiter_in(state) else { continue };
-            let asks = subject.asking == Some(&after.token);
+            let asks = operation.asking() == Some(&after.token);
             if !asks && *after == row.waiter {
                 continue;
             }
@@ -183,7 +183,7 @@ impl<'a> SecondTrip<'a> {
             ];
             self.batch.add(&format!("UPDATE {waiters} {update}"), &values);
         }
-        let Some(asking) = subject.asking else { return };
+        let Some(asking) = operation.asking() else { return };
         let Some(at) = state.waiters.iter().position(|waiter| waiter.token == *asking) else { return };
         let own = &state.waiters[at];
         if !found.rows_in_force().any(|row| row.waiter.token == *asking && row.waiter_in(state).is_some()) {
@@ -210,7 +210,7 @@ impl<'a> SecondTrip<'a> {
                 "SELECT count(*) FROM {waiters} WHERE key = $1 AND ends_ms > $3::bigint \
                  AND place < (SELECT place FROM {waiters} WHERE key = $1 AND token = $2)"
             ),
-            &[Some(self.subject.key.as_str()), Some(asking.as_str()), Some(&self.found.now_ms.to_string())],
+            &[Some(self.attempt.operation.key().as_str()), Some(asking.as_str()), Some(&self.found.now_ms.to_string())],
         );
         PlaceSource::Answer(self.batch.answers() - 1)
     }
@@ -219,7 +219,7 @@ impl<'a> SecondTrip<'a> {
     fn wake(&mut self, woken: &[Token]) {
         let rows = woken.iter().filter_map(|token| self.found.rows_in_force().find(|row| row.waiter.token == *token));
         let channels = array(rows.filter_map(|row| row.channel.as_deref()));
-        if channels != array::<&str>([]) && self.subject.notices == Notices::Sent {
+        if channels != array::<&str>([]) && self.attempt.notices == Notices::Sent {
             self.batch.add(NOTIFY, &[Some(&channels)]);
         }
     }
