@@ -64,3 +64,60 @@ impl EtcdStore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::store::etcd::api::{Step, Transacted};
+    use crate::store::etcd::url::parse;
+    use crate::sys::simulated::{self, Surroundings};
+    use crate::sys::wait::WakeReason;
+
+    /// A clock that only the test moves.
+    struct StoppedClock(Cell<Moment>);
+
+    impl Surroundings for StoppedClock {
+        fn now(&self) -> Moment {
+            self.0.get()
+        }
+
+        fn wait(&self, _: Option<Moment>) -> WakeReason {
+            unreachable!("nothing waits")
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_counts_for_its_holder_for_a_while_by_the_clock_of_its_member() {
+        let clock = Rc::new(StoppedClock(Cell::new(Moment::from_boot(Duration::from_mins(1)))));
+        simulated::enter(Some(clock.clone()));
+        let cluster = parse("etcd://127.0.0.1").expect("is a URL");
+        let mut store = EtcdStore::new(cluster, Duration::from_secs(5)).expect("needs no files");
+        let (key, token) = (Key::new("k".as_ref()).expect("is a key"), Token::random());
+        let scope = store.scope(Operation::Renew { key: &key, token: &token });
+        let nothing = Transacted { responses: vec![Step::default(); 4], ..Transacted::default() };
+        let found = scope.read(nothing).expect("is complete");
+        let its_clock = Some((1_000, Moment::now()));
+        let mut recall = |by: Option<&Token>, may_be_done: bool, after: Duration| {
+            store.client.clock = its_clock;
+            store.remember(&token, &scope, found.clone());
+            // Another member has answered since.
+            store.client.clock = Some((9_000, Moment::now()));
+            store.client.may_be_done = may_be_done;
+            let began = clock.0.get();
+            clock.0.set(began + after);
+            let recalled = store.recall(by, &scope).map(|_| store.client.clock);
+            assert!(store.recall(by, &scope).is_none(), "it is known only once");
+            clock.0.set(began);
+            recalled
+        };
+        assert_eq!(recall(Some(&token), false, Duration::ZERO), Some(its_clock));
+        assert_eq!(recall(Some(&Token::random()), false, Duration::ZERO), None, "another's");
+        assert_eq!(recall(None, false, Duration::ZERO), None);
+        assert_eq!(recall(Some(&token), true, Duration::ZERO), None, "a write is unanswered");
+        assert_eq!(recall(Some(&token), false, LASTS), None, "too old");
+        simulated::enter(None);
+    }
+}
