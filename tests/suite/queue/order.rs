@@ -16,7 +16,7 @@ use crate::support::{Holder, LONG, Queue, Store, eventually};
 // and its last run.
 on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
     let _turn = crowd::turn();
-    for count in [40, 150] {
+    for count in [40, 150].map(|count| store.crowd(count)) {
         let store = &store.another();
         let holder = Holder::new(store, "order");
         let mut queue = Queue::new(store, "order");
@@ -82,11 +82,11 @@ on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |st
 
 // "A thousand waiters joining at once: no time-outs, no lost places"; here as many as a small machine can start.
 on_every_lease_store!(a_storm_of_waiters, |store| {
-    const WAITERS: usize = 300;
     let _turn = crowd::turn();
     let mut queue = Queue::new(store, "storm");
-    queue.storm(WAITERS);
-    queue.end().in_any_order(0..WAITERS);
+    let waiters = store.crowd(300);
+    queue.storm(waiters);
+    queue.end().in_any_order(0..waiters);
 });
 
 // "A wait that is cut short leaves the queue", by a signal or by its time, whatever its place; those behind move up.
