@@ -76,7 +76,7 @@ fn a_server_that_is_well() {
     finds(&output, "ok", &["PostgreSQL at 127.0.0.1", "answers: PostgreSQL "]);
     finds(&output, "ok", &["role \"postgres\" may do all"]);
     finds(&output, "ok", &["a lock was acquired, renewed, handed to a waiter and released"]);
-    is_well(output, 12);
+    is_well(output, 11);
     assert_eq!(postgres.ask("SELECT key FROM lockrun.locks"), "first\n");
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters"), 0);
 }
@@ -96,7 +96,7 @@ fn a_database_that_was_never_used() {
     let output = doctor(&url).exited(0);
     finds(&output, "note", &["has no tables", "a lock was not tried"]);
     use_lock(&url);
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
 }
 
 // "doctor removes everything that it created for its tests", also if it is interrupted: it ends as soon as it has.
@@ -128,7 +128,7 @@ fn a_server_that_forgets() {
     let output = doctor(&postgres.url()).exited(2);
     finds(&output, "fail", &["locks is unlogged", "empties it"]);
     follow(&postgres, &output, "is unlogged");
-    is_well(doctor(&postgres.url()), 12);
+    is_well(doctor(&postgres.url()), 11);
 }
 
 #[test]
@@ -184,20 +184,6 @@ fn tables_of_a_later_version() {
     use_lock(&postgres.url());
     postgres.ask("UPDATE lockrun.version SET version = 1000");
     finds(&doctor(&postgres.url()).exited(69), "fail", &["version 1000", "install a later one"]);
-}
-
-#[test]
-fn rows_that_are_never_removed() {
-    let postgres = with(&["autovacuum=off"]);
-    use_lock(&postgres.url());
-    finds(&doctor(&postgres.url()).exited(1), "warn", &["autovacuum off", "set autovacuum on"]);
-    let postgres = well_kept();
-    use_lock(&postgres.url());
-    postgres.ask("ALTER TABLE lockrun.waiters SET (autovacuum_enabled = false)");
-    let output = doctor(&postgres.url()).exited(1);
-    finds(&output, "warn", &["waiters that are out of date are not removed"]);
-    follow(&postgres, &output, "are not removed");
-    is_well(doctor(&postgres.url()), 12);
 }
 
 #[test]

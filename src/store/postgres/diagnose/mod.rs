@@ -9,7 +9,6 @@ mod server;
 mod settings;
 mod tables;
 mod trust;
-mod vacuum;
 
 use std::mem;
 use std::time::Duration;
@@ -65,7 +64,6 @@ fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<
     diagnostics.extend(durability::judge(&settings));
     diagnostics.push(replication::diagnose(store, &settings, &introduction.role)?);
     diagnostics.extend(connections::diagnose(store, &settings, introduction.is_pooled)?);
-    diagnostics.extend(vacuum::judge(&settings, &found, &store.tables));
     Ok(())
 }
 

@@ -7,8 +7,7 @@ use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 
 /// The parameters that matter to locks. Times are in milliseconds.
-const NAMES: [&str; 12] = [
-    "autovacuum",
+const NAMES: [&str; 10] = [
     "fsync",
     "full_page_writes",
     "idle_session_timeout",
@@ -18,7 +17,6 @@ const NAMES: [&str; 12] = [
     "superuser_reserved_connections",
     "synchronous_commit",
     "synchronous_standby_names",
-    "track_counts",
     "wal_level",
 ];
 

@@ -18,10 +18,6 @@ pub(super) struct Table {
     pub(super) hides_rows: bool,
     /// Whether a crash empties it.
     pub(super) is_unlogged: bool,
-    /// Whether autovacuum leaves it alone.
-    pub(super) is_never_vacuumed: bool,
-    /// How many dead rows have not been removed yet.
-    pub(super) dead: u64,
 }
 
 const RIGHTS: [&str; 4] = ["SELECT", "INSERT", "UPDATE", "DELETE"];
@@ -35,9 +31,7 @@ impl Table {
         let schema = store.server.schema.clone();
         let may = RIGHTS.map(|right| format!("pg_catalog.has_table_privilege(c.oid, '{right}')")).join(", ");
         let statement = format!(
-            "SELECT c.relname, c.relpersistence = 'u', pg_catalog.pg_stat_get_dead_tuples(c.oid), \
-             (SELECT NOT option_value::boolean FROM pg_catalog.pg_options_to_table(c.reloptions) \
-              WHERE option_name = 'autovacuum_enabled'), pg_catalog.row_security_active(c.oid), {may} \
+            "SELECT c.relname, c.relpersistence = 'u', pg_catalog.row_security_active(c.oid), {may} \
              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) ORDER BY c.relname"
         );
@@ -49,14 +43,12 @@ impl Table {
         let name = text(row, 0).unwrap_or_default().to_owned();
         // The version is only read.
         let needed = if name == "version" { &RIGHTS[..1] } else { &RIGHTS[..] };
-        let lacks = |at: usize| truth(row, 5 + at) != Some(true);
+        let lacks = |at: usize| truth(row, 3 + at) != Some(true);
         Table {
             missing: needed.iter().enumerate().filter(|(at, _)| lacks(*at)).map(|(_, right)| *right).collect(),
             name,
-            hides_rows: truth(row, 4) == Some(true),
+            hides_rows: truth(row, 2) == Some(true),
             is_unlogged: truth(row, 1) == Some(true),
-            dead: number(row, 2).and_then(|count| count.try_into().ok()).unwrap_or(0),
-            is_never_vacuumed: truth(row, 3) == Some(true),
         }
     }
 
@@ -114,12 +106,12 @@ mod tests {
 
     #[test]
     fn a_row_is_read() {
-        let row = |values: [&str; 9]| values.map(|value| (!value.is_empty()).then(|| value.to_owned())).to_vec();
-        let locks = Table::read(&row(["locks", "t", "17", "", "t", "t", "f", "t", "f"]));
-        assert_eq!((locks.missing, locks.dead), (vec!["INSERT", "DELETE"], 17));
-        assert!(locks.is_unlogged && !locks.is_never_vacuumed && locks.hides_rows);
-        let version = Table::read(&row(["version", "f", "0", "t", "f", "t", "f", "f", "f"]));
-        assert!(version.missing.is_empty() && version.is_never_vacuumed && !version.is_unlogged && !version.hides_rows);
+        let row = |values: [&str; 7]| values.map(|value| Some(value.to_owned())).to_vec();
+        let locks = Table::read(&row(["locks", "t", "t", "t", "f", "t", "f"]));
+        assert_eq!(locks.missing, ["INSERT", "DELETE"]);
+        assert!(locks.is_unlogged && locks.hides_rows);
+        let version = Table::read(&row(["version", "f", "f", "t", "f", "f", "f"]));
+        assert!(version.missing.is_empty() && !version.is_unlogged && !version.hides_rows);
     }
 
     #[test]
