@@ -87,7 +87,7 @@ pub(super) fn why_full(max: u32) -> String {
 
 /// Returns why no other run is needed.
 pub(super) fn why_done(began: Duration) -> String {
-    format!("a run that began {} ago has ended with 0", duration::say(began))
+    format!("a run that began {} ago has succeeded (--once-per)", duration::say(began))
 }
 
 /// Returns why a claim under a token of the user's own got no lock that this token holds.

@@ -30,7 +30,7 @@ pub(super) fn meant_by(program: &str, alone: bool) -> Option<&'static str> {
     Some(if alone && program.contains([' ', '\t', '\n']) {
         "write the command's words apart, or pass a command line for a shell with -c"
     } else if OF_A_SHELL.contains(&program) {
-        "it is a shell's own: pass the command line to a shell with -c"
+        "it is a shell builtin: pass the command line to a shell with -c"
     } else if program.contains('=') && is_name {
         "to set a variable, write env before it, or pass a command line for a shell with -c"
     } else if program.starts_with('-') {
@@ -75,7 +75,7 @@ mod tests {
         for (program, alone, wanted) in [
             ("echo hi", true, Some("words apart")),
             ("echo hi", false, None),
-            ("cd", false, Some("a shell's own")),
+            ("cd", false, Some("a shell builtin")),
             ("LC_ALL=C", false, Some("write env before it")),
             ("a-b=c", false, None),
             ("--wait", false, Some("before --")),

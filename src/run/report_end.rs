@@ -54,7 +54,7 @@ impl Run<'_> {
         let why = match failure {
             StartFailure::NotFound => match why_not_executed(&self.plan.argv[0]) {
                 Some(why) => format!("cannot run {program}: {}", escaped(&why)),
-                None => format!("cannot run {program}: there is no such program{}", self.meant()),
+                None => format!("cannot run {program}: not found{}", self.meant()),
             },
             StartFailure::CannotExecute(errno) => {
                 let why = command_not_found::why_forbidden(&self.plan.argv[0], errno);

@@ -84,9 +84,7 @@ pub fn reserve(
         }
         Err(Failure::Withheld(span)) => {
             let span = duration::say(span);
-            let why = format!(
-                "its server has started, or failed over to another one, and reserves nothing for another {span}"
-            );
+            let why = format!("its server has started, or failed over, and reserves nothing for another {span}");
             reporter.report(Event::Failed { why: &format!("cannot reserve a value of the sequence \"{key}\": {why}") });
             Err(Outcome::Held(HELD))
         }

@@ -102,16 +102,13 @@ fn a_command_that_only_a_shell_knows() {
     let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));
     let run = |words: &[&str]| Lockrun::new(&store).key("k").directory(directory.path()).command(words).run();
     for (words, wanted) in [
-        (
-            &["cd", "/"][..],
-            "cannot run cd: there is no such program; it is a shell's own: pass the command line to a shell with -c",
-        ),
+        (&["cd", "/"][..], "cannot run cd: not found; it is a shell builtin: pass the command line to a shell with -c"),
         (&["TZ=UTC", "date"], "; to set a variable, write env before it, or pass a command line for a shell with -c"),
         (&["--wait", "true"], "; lockrun's own options are written before --"),
         (&["day", "true"], "; a duration is one word, such as 30s or '2h 30m'"),
         // As in cron's mail: cron's PATH is short.
-        (&["no-such-report.sh"], &format!("there is no such program; PATH is {PATH}\n")),
-        (&["./no-such-report.sh"], "there is no such program\n"),
+        (&["no-such-report.sh"], &format!("not found; PATH is {PATH}\n")),
+        (&["./no-such-report.sh"], "not found\n"),
     ] {
         run(words).exited(127).printed("").said(wanted);
     }

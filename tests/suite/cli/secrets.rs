@@ -191,7 +191,7 @@ fn an_address_in_a_strange_place_is_not_repeated() {
     for address in ADDRESSES {
         let output = Lockrun::new(&store).key("k").command([address]).run().exited(127);
         assert!(!output.stderr().contains(SECRET) && !output.stdout().contains(SECRET), "{output}");
-        output.said("lockrun: cannot run the command: there is no such program");
+        output.said("lockrun: cannot run the command: not found");
     }
     for address in ADDRESSES.into_iter().step_by(3).chain(["redis://u:s3cret@h"]) {
         let call = Lockrun::bare().key("k").env(&format!("LOCKRUN_{address}"), "1").command(["true"]);

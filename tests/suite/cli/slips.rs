@@ -301,7 +301,7 @@ fn a_word_from_elsewhere() {
 fn a_command_of_lockruns_own_behind_an_option() {
     let store = Store::file();
     let output = Lockrun::new(&store).key("backup").command(["status"]).run().exited(127).printed("");
-    output.said("there is no such program; lockrun's own status is written first: lockrun status --key backup");
+    output.said("not found; lockrun's own status is written first: lockrun status --key backup");
     touches_nothing(
         |call| call.command(["status"]).run(),
         "; if lockrun's own status is meant, write it first: lockrun status",
@@ -350,7 +350,7 @@ fn a_command_that_cannot_be_executed() {
     run(&nested).exited(126).printed("").said(&format!(
         "its interpreter {missing:?} cannot be executed: its interpreter \"/no/such/interpreter\" is missing"
     ));
-    run("/no/such/program").exited(127).said("there is no such program\n");
+    run("/no/such/program").exited(127).said("not found\n");
 }
 
 // A store that is a path, or whose password ends its URL's authority.

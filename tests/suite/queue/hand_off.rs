@@ -53,7 +53,7 @@ on_every_lease_store!(a_missing_command_hands_the_lock_off, |store| {
     let broken = join(store, &waiter(&store.url()).command(["/etc"]));
     let next = join(store, &waiter(&store.url()).sh("echo ran"));
     holder.end();
-    missing.run.wait().exited(127).said("no-such-command: there is no such program");
+    missing.run.wait().exited(127).said("no-such-command: not found");
     broken.run.wait().exited(126).said("cannot run /etc: ");
     next.run.wait().exited(0).printed("ran\n");
 });

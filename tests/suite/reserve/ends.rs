@@ -102,7 +102,7 @@ fn fail_with(run: Reserver) -> String {
 // "126, 127: COMMAND cannot be executed, is not found": nothing was done with the value, which is free at once.
 on_every_store!(a_command_that_cannot_be_run_uses_no_value, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
-    call.clone().command(["/no/such/program"]).run().exited(127).said("no such program");
+    call.clone().command(["/no/such/program"]).run().exited(127).said("not found");
     let text = tempfile::NamedTempFile::new().expect("a file");
     let path = text.path().to_str().expect("a plain path");
     call.clone().command([path]).run().exited(126).said(path);

@@ -261,7 +261,7 @@ on_every_lease_store!(a_command_that_is_not_found_keeps_its_status_while_the_sto
     let call = Lockrun::at(&proxy.url()).key("not-found").args(["--ttl", "3s", "--kill-after", "300ms"]);
     let call = call.args(["--renew-every", "600ms", "--store-timeout", "1800ms"]).command(["/nonexistent/command"]);
     proxy.set(Mode::DelayAnswers(Duration::from_millis(1500)));
-    call.run().exited(127).said("there is no such program");
+    call.run().exited(127).said("not found");
 });
 
 // lockrun does not read every renewal message, yet it learns how the run ended when there were many.
