@@ -14,6 +14,8 @@ use std::path::Path;
 use libc::pid_t;
 use nix::errno::Errno;
 
+use crate::sys::children as own_children;
+
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
@@ -130,8 +132,8 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Returns all descendants of `root`, parents before children, including zombies, but without those that `left_out` selects and their
-/// descendants. `None` if /proc does not show them, or if the list might be incomplete, because no more files can be opened.
+/// Returns all descendants of `root`, parents before children, but without those that `left_out` selects and their descendants. Those that
+/// have ended may be among them, but for the children of this process: there may be thousands, and none of them has children. `None` if /proc does not show them, or if the list might be incomplete, because no more files can be opened.
 ///
 /// Processes that are created or orphaned meanwhile may be missing.
 pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
@@ -154,7 +156,7 @@ fn below(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Proc
         let mut parent = read_if_there(root)?;
         while let Some(process) = parent {
             for pid in children(process)? {
-                if seen.insert(pid) {
+                if seen.insert(pid) && !own_children::has_ended(pid) {
                     found.extend(read_if_there(pid)?.filter(|child| !left_out(*child)));
                 }
             }
@@ -293,6 +295,18 @@ mod tests {
         assert!(found.iter().any(|process| process.pid == me));
         let none = descendants(parent, |process| process.pid == me).expect("/proc is there");
         assert!(!none.iter().any(|process| process.pid == me));
+    }
+
+    #[test]
+    fn a_child_that_has_ended_is_left_out() {
+        let mut child = Command::new("true").spawn().expect("a process");
+        let pid = child.id().cast_signed();
+        while !own_children::has_ended(pid) {
+            std::thread::yield_now();
+        }
+        let found = descendants(own_pid(), |_| false).expect("/proc is there");
+        assert!(!found.iter().any(|process| process.pid == pid));
+        child.wait().expect("our own child");
     }
 
     #[test]

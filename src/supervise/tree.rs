@@ -45,7 +45,7 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the first KILL dead children are reaped at the latest, although others do not die.
 const REAP_AFTER: Duration = Duration::from_secs(5);
 
-/// If there are more children than this, the dead ones are reaped although others do not die.
+/// If there are more children than this, the dead ones are reaped although others do not die; so many at a time.
 const CHILDREN_MAX: usize = 4096;
 
 /// COMMAND's process tree.
@@ -93,6 +93,8 @@ struct Killing {
 enum Children {
     /// New ones kept appearing.
     Appearing,
+    /// The time was over before all had been seen. The dead ones, which are listed first, are in the way.
+    TooMany,
     /// All of them are dead, so only they themselves are left to be reaped.
     Dead,
     /// All have got KILL, and some are not dead yet.
@@ -241,7 +243,10 @@ impl Tree {
         if self.killing.is_some_and(|killing| !killing.may_reap) {
             return heard;
         }
-        loop {
+        let mut reaped = 0;
+        // Others may die faster than they are reaped: then it is better to kill again.
+        while self.killing.is_none() || reaped < CHILDREN_MAX {
+            reaped += 1;
             let mut status = 0;
             let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
             // SAFETY: plain system call that writes one status.
@@ -277,6 +282,7 @@ impl Tree {
                 }
             }
         }
+        heard
     }
 
     /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
@@ -322,7 +328,7 @@ impl Tree {
         let until = Moment::now() + KILLING_MAX;
         let mut known = HashSet::new();
         loop {
-            let (mut is_any_new, mut are_dead, mut is_over) = (false, true, false);
+            let (mut is_any_new, mut are_dead, mut is_cut) = (false, true, false);
             let are_listed = self.access.each_child(|pid| {
                 let is_new = known.insert(pid);
                 if self.may_be_commands(pid) && !children::has_ended(pid) {
@@ -330,14 +336,15 @@ impl Tree {
                     // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for another user's.
                     is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
                 }
-                is_over = Moment::now() >= until;
-                if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                is_cut = Moment::now() >= until;
+                if is_cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             let found = match (are_listed, is_any_new) {
                 (false, _) => Children::Unknown,
-                (true, true) if is_over => Children::Appearing,
+                _ if is_cut => Children::TooMany,
+                (true, true) if Moment::now() >= until => Children::Appearing,
                 (true, true) => continue,
-                (true, false) if are_dead && !is_over => Children::Dead,
+                (true, false) if are_dead => Children::Dead,
                 (true, false) => Children::Dying,
             };
             return (found, known.len());
@@ -376,7 +383,7 @@ impl Tree {
         self.access.with_spare(|| self.search()).is_some_and(|found| found.into_iter().all(Process::is_dead))
     }
 
-    /// Returns all descendants of this process that may be COMMAND's, including zombies; `None` if /proc does not show them.
+    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; `None` if /proc does not show them.
     fn search(&self) -> Option<Vec<Process>> {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
@@ -416,8 +423,10 @@ impl Processes for Tree {
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
-        let is_over = matches!(found, Children::Dead | Children::Unknown);
-        killing.may_reap = is_over || now >= killing.reaps_at || count > CHILDREN_MAX;
+        // A process that gets little of a processor would otherwise see fewer and fewer of the living ones, while the dead pile up until the
+        // machine has no process id left.
+        let are_in_the_way = matches!(found, Children::Dead | Children::TooMany | Children::Unknown);
+        killing.may_reap = are_in_the_way || now >= killing.reaps_at || count > CHILDREN_MAX;
         self.killing = Some(killing);
         matches!(found, Children::Dying | Children::Unknown)
     }
