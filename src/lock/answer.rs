@@ -104,9 +104,9 @@ pub struct RecentSuccess {
 pub enum Renewed {
     /// We hold the lock for another ttl.
     Mine,
-    /// We no longer hold it. Another run may.
+    /// We no longer hold it. Another run may. Final.
     NotMine(Option<Held>),
-    /// It was revoked, by this caller.
+    /// It was revoked, by this caller. Final.
     Revoked(Holder),
 }
 

@@ -74,7 +74,7 @@ impl LockState {
         }
         let place = self.place_of(token).filter(|place| match ask.if_held {
             IfHeld::Queue { max_waiting, .. } => {
-                has_waited || max_waiting.is_none_or(|max| *place + facts.unread_waiters() < max as usize)
+                has_waited || max_waiting.is_none_or(|max| place.saturating_add(facts.unread_waiters()) < max as usize)
             }
             IfHeld::Leave => false,
         });

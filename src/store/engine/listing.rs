@@ -69,7 +69,7 @@ fn prune_all<R: Records>(
     while let Some(page) = store.next_page(&mut pages)? {
         for (key, entry) in page {
             counter.add(1);
-            let pruned = match store.looks_prunable(&key, &entry, unused_for) {
+            let pruned = match store.looks_prunable(&key, &entry, unused_for, really) {
                 Ok(true) if really => prune_key(store, &key, unused_for),
                 looked => looked,
             };

@@ -49,8 +49,8 @@ pub(super) trait Transactions: Send {
         found: &Self::Snapshot,
     ) -> Result<(LockState, View), Self::Failure>;
 
-    /// Commits a change to what was `found`. If others have changed the lock meanwhile, or the rules need to know more of it, returns
-    /// what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
+    /// Commits a change to what was `found`. If others have changed the lock meanwhile, the rules need to know more of it, or another
+    /// attempt may mend what has failed, returns what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
     fn commit(
         &mut self,
         attempt: &mut Self::Attempt<'_>,
@@ -143,8 +143,15 @@ pub(super) trait Records: Transactions {
         entry: &Self::Entry,
     ) -> Result<Option<KeyStatus>, Self::Failure>;
 
-    /// Returns whether a key looks as if it could be pruned; the transaction that prunes it goes by [`Records::is_prunable`].
-    fn looks_prunable(&mut self, key: &Key, entry: &Self::Entry, unused_for: Duration) -> Result<bool, Self::Failure>;
+    /// Returns whether a key looks as if it could be pruned. If it is `really` pruned then, the transaction decides that, by
+    /// [`Records::is_prunable`].
+    fn looks_prunable(
+        &mut self,
+        key: &Key,
+        entry: &Self::Entry,
+        unused_for: Duration,
+        really: bool,
+    ) -> Result<bool, Self::Failure>;
 
     /// Returns whether a key in this state can be pruned.
     fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {

@@ -35,7 +35,8 @@ impl<R: Records> Store for R {
         self.note_answer(&answer);
         match (answer, place) {
             (Acquired::Mine(grant), _) => self.confirm_if_late(claim, grant, sent_at),
-            (Acquired::Held(held), Some(place)) => {
+            // Only an answer of the rules that says "you wait" counts.
+            (Acquired::Held(held @ Held { place: Some(_), .. }), Some(place)) => {
                 let look_in = held.look_in.into_iter().chain(place.look_in).min();
                 Ok(Acquired::Held(Held { place: Some(place.ahead), look_in, ..held }))
             }
@@ -90,9 +91,17 @@ impl<R: Records> Store for R {
         let voids_late_requests = in_flight && claim.request.is_none();
         // The request that is cancelled has already used its own time.
         let timeout = self.timeout() / 2;
-        let cancelled = self.until_answered(Operation::Cancel(claim), timeout, |state, view| {
+        // `may_be_done` stays as it is: a request of the claim may still be carried out.
+        let matters = in_flight || claim.request.is_some() || *self.may_be_done() || self.is_waiting();
+        let cancel = |state: &mut LockState, view: &View| {
             state.cancel(&claim.token, claim.request.as_ref(), voids_late_requests, view)
-        });
+        };
+        let operation = Operation::Cancel(claim);
+        let cancelled = if matters {
+            self.until_answered(operation, timeout, cancel)
+        } else {
+            self.operate(operation, Moment::now() + timeout, &mut |state, view| Ok(cancel(state, view)))
+        };
         self.note_cancel(claim, cancelled.is_ok());
         self.tidy_up();
         cancelled.is_ok()

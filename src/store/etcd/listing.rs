@@ -78,10 +78,13 @@ impl EtcdStore {
 
     /// Returns what is known of a key, if anything. What is read for it counts towards the limit of the listing.
     pub(super) fn status_in(&mut self, pages: &mut Pages, key: &Key) -> Result<Option<KeyStatus>, Failure> {
+        if pages.received > listing_limit::BYTES {
+            return Err(Failure::ListsTooMuch);
+        }
         let received = self.client.received;
         let status = self.status_of(key);
         pages.received += self.client.received - received;
-        if pages.received > listing_limit::BYTES { Err(Failure::ListsTooMuch) } else { status }
+        status
     }
 
     /// Returns whether a lock looks as if it could be pruned.

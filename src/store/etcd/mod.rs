@@ -204,8 +204,9 @@ impl Records for EtcdStore {
         self.status_in(pages, key)
     }
 
-    fn looks_prunable(&mut self, key: &Key, (): &(), unused_for: Duration) -> Result<bool, Failure> {
-        self.looks_prunable_now(key, unused_for)
+    fn looks_prunable(&mut self, key: &Key, (): &(), unused_for: Duration, really: bool) -> Result<bool, Failure> {
+        // The transaction reads the lock, too.
+        Ok(really || self.looks_prunable_now(key, unused_for)?)
     }
 
     fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {

@@ -14,6 +14,7 @@ use super::keys::Names;
 use super::pauses::Pauses;
 use crate::lock::state::{LockState, look_again};
 use crate::lock::token::Token;
+use crate::store::Claim;
 use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::clock::Moment;
 
@@ -141,16 +142,15 @@ impl Transactions for EtcdStore {
             }
         }
         self.client.may_be_done = false;
-        self.revoked_unrecorded = found.unrecorded_revoked(after).collect();
-        let at = asking.and_then(|asking| after.waiters.iter().position(|it| it.token == *asking));
+        self.revoked_unrecorded.extend(found.unrecorded_revoked(after));
+        let is_it = |claim: &Claim| after.waiters.iter().position(|waiter| waiter.token == claim.token);
+        let at = operation.waiter().and_then(is_it);
         let place = at.map(|at| {
             let waiter = &after.waiters[at];
             let row = found.row_of(&waiter.token);
             let row = change.own_row.take().or_else(|| row.map(|row| (row.name.clone(), row.lease)));
-            if operation.waiter().is_some() {
-                self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
-                self.seen_revision = revision;
-            }
+            self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
+            self.seen_revision = revision;
             let ahead = at as u64 + found.unread_ahead(&waiter.token);
             // The end of what keeps it from the lock is not known: the first of those ahead of it cannot use what is free, or the lock was
             // just handed to one of them, which may be as dead as the holder before it.

@@ -143,7 +143,7 @@ impl Records for PostgresStore {
         Ok(Some(entry.state()?.status(key.clone(), &View::at(entry.now_ms))))
     }
 
-    fn looks_prunable(&mut self, _: &Key, entry: &Stored, unused_for: Duration) -> Result<bool, Failure> {
+    fn looks_prunable(&mut self, _: &Key, entry: &Stored, unused_for: Duration, _: bool) -> Result<bool, Failure> {
         Ok(entry.state()?.is_prunable(unused_for, &View::at(entry.now_ms)))
     }
 

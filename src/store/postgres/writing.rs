@@ -158,10 +158,12 @@ impl<'a> SecondTrip<'a> {
         if found.rows_in_force().count() < found.queue.rows.len() {
             delete_ended(&mut self.batch, self.tables, operation, found.now_ms);
         }
+        // Only a request for the lock writes the row of its waiter: a renewal or a release under a token that waits must not take its channel.
+        let waiter = operation.waiter().map(|claim| &claim.token);
         let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
         for row in found.rows_in_force() {
             let Some(after) = row.waiter_in(state) else { continue };
-            let asks = operation.asking() == Some(&after.token);
+            let asks = waiter == Some(&after.token);
             if !asks && *after == row.waiter {
                 continue;
             }
@@ -183,7 +185,7 @@ impl<'a> SecondTrip<'a> {
             ];
             self.batch.add(&format!("UPDATE {waiters} {update}"), &values);
         }
-        let Some(asking) = operation.asking() else { return };
+        let Some(asking) = waiter else { return };
         let Some(at) = state.waiters.iter().position(|waiter| waiter.token == *asking) else { return };
         let own = &state.waiters[at];
         if !found.rows_in_force().any(|row| row.waiter.token == *asking && row.waiter_in(state).is_some()) {

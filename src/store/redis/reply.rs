@@ -177,7 +177,7 @@ fn read_holder(holder: &Value) -> Option<Held> {
     };
     Some(Held {
         holder: Info::read(info).who,
-        since: Some(millis(*since).unwrap_or_default()),
+        since: millis(*since),
         expires_in: millis(*expires_in),
         token: read_token(token),
         ..Held::default()

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::calm::in_time;
-use crate::support::hand::{acquire, is_held, release, token, until_waiting};
+use crate::support::hand::{acquire, is_held, release, renew, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::{Running, waiting_for_its_end};
 use crate::support::proxy::Mode;
@@ -199,4 +199,21 @@ on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "10m", "--store-timeout", "20s"]);
     call.command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE ends_ms = 0"), 0);
+});
+
+// "A waiter hears that it is its turn": a renewal under its token, which holds nothing yet, leaves its row as it is, and with it the channel
+// on which it listens.
+on_postgres!(a_renewal_under_a_token_that_waits, |store, postgres| {
+    const OURS: &str = "0123456789abcdef0123456789abcdef";
+    let its = token(store, "k", &["--ttl", "10m"]);
+    let waiter = acquire(store, "k", &["--wait", "--ttl", "10m", "--token", OURS]).spawn();
+    until_waiting(store, "k", 1);
+    let row = || postgres.ask("SELECT waiter, ends_ms, channel FROM lockrun.waiters");
+    let before = row();
+    assert!(before.contains("lockrun_"), "it listens: {before}");
+    renew(store, "k", OURS, &[]).exited(79).said("is held by");
+    release(store, "k", OURS).exited(79).said("is held by");
+    assert_eq!(row(), before);
+    release(store, "k", &its).exited(0).silent();
+    waiter.wait().exited(0).silent();
 });
