@@ -12,7 +12,7 @@ use super::connection::Connection;
 use super::facts::HAND_OFFS_MAX;
 use super::failure::Failure;
 use super::login;
-use super::reading::{Found, WaitsBy};
+use super::reading::Found;
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::SecondTrip;
 use crate::lock::state::{ASKS_PER_PLACE, LockState};
@@ -276,9 +276,6 @@ impl PostgresStore {
         match answered.and_then(|answers| second.checks.verify(&answers).map(|()| answers)) {
             Ok(answers) => {
                 self.may_be_done = false;
-                if found.waits_by == WaitsBy::Visiting && second.place.is_some() {
-                    self.connection = None;
-                }
                 Ok(second.place.map(|place| place.of(&answers)))
             }
             Err(failure) => {

@@ -98,9 +98,6 @@ impl PostgresStore {
         );
         let commit_at = batch.commit(true);
         let answers = self.connected(deadline)?.run(&batch, deadline);
-        if by == WaitsBy::Visiting {
-            self.connection = None;
-        }
         let mut answers = match answers {
             Err(failure) if may_be_overcome(&failure) => return Ok(None),
             answers => answers?,
@@ -150,6 +147,10 @@ impl PostgresStore {
             if poll_at.is_none() && self.is_notified()? {
                 return self.read_record(claim).map(|wakeup| wakeup.unwrap_or(Wakeup::AskAgain));
             }
+            if self.wait.as_ref().is_some_and(WaitState::visits) {
+                // Only now: the server does not end a session at once, so to open another one in its place could fail.
+                self.connection = None;
+            }
             let source = self.connection.as_ref().filter(|_| poll_at.is_none()).map(Connection::as_fd);
             match waiter.wait_for(source, until.into_iter().chain(poll_at).min(), observer) {
                 Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
@@ -184,9 +185,6 @@ impl PostgresStore {
         batch.add(&record(&self.tables), &[Some(claim.key.as_str())]);
         let answers = self.connected(deadline)?.run(&batch, deadline);
         let Some(wait) = &mut self.wait else { return Ok(Some(Wakeup::AskAgain)) };
-        if wait.visits() {
-            self.connection = None;
-        }
         let mut answers = match answers {
             Err(failure) if may_be_overcome(&failure) => return Ok(Some(Wakeup::AskAgain)),
             answers => answers?,

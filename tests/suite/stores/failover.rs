@@ -340,7 +340,7 @@ fn is_kept_and_passed_on(url: &str, certificates: &Certificates, key: &str) {
     waiter.wait_for_stderr("waiting");
     // Leases as a clock: each of these ends before the next one begins.
     for _ in 0..3 {
-        Lockrun::at(&url).key("clock").args(["--ttl", "1s", "--keep"]).command(["true"]).run().exited(0);
+        Lockrun::at(&url).key("clock").args(["--ttl", "2s", "--keep"]).command(["true"]).run().exited(0);
         Lockrun::at(&url).key("clock").args(["--wait"]).command(["true"]).run().exited(0);
     }
     let status = Lockrun::bare().args(["status", "--json", "--key", key, "--store", &url]).run().exited(75).stdout();

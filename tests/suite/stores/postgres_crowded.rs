@@ -171,3 +171,14 @@ on_postgres!(a_client_that_stops_reading, |store, postgres| {
     crate::support::hand::release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n");
 });
+
+// A waiter that leaves its connection to others gives it up when it goes to sleep, not between two requests: the server does not end a
+// session at once, and would refuse the next one where there is no room.
+on_postgres!(a_connection_is_given_up_for_a_sleep_alone, |store, postgres| {
+    postgres.ask("ALTER ROLE postgres CONNECTION LIMIT 1");
+    let proxy = store.proxy();
+    // A superuser may exceed it. One claim of the doctor's waits for another one, and asks until it has the lock.
+    let output = Lockrun::bare().args(["doctor", "--store", &proxy.url()]).run();
+    assert!(output.stdout().contains("handed to a waiter"), "{output}");
+    assert_eq!(proxy.connections(), 1, "{output}");
+});
