@@ -1,9 +1,6 @@
 //! The address of a server.
 
-use std::fmt;
 use std::path::PathBuf;
-
-use crate::text::escape::{escaped, escaped_path};
 
 /// How to reach a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,17 +24,6 @@ impl Endpoint {
         match self {
             Endpoint::Tcp { tls, .. } => tls.as_ref(),
             Endpoint::Unix(_) => None,
-        }
-    }
-}
-
-/// Formats the address for messages.
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{}]:{port}", escaped(host)),
-            Endpoint::Tcp { host, port, .. } => write!(f, "{}:{port}", escaped(host)),
-            Endpoint::Unix(path) => f.write_str(&escaped_path(path)),
         }
     }
 }

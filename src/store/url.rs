@@ -6,77 +6,8 @@ use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::net::endpoint::TlsFiles;
 use crate::text::nearest::alike;
-
-/// The parts of the URL of servers: `SCHEME://CREDENTIALS@HOSTS/PATH?PARAMETERS`.
-pub(super) struct Parts<'a> {
-    pub(super) scheme: &'a str,
-    credentials: &'a str,
-    pub(super) hosts: &'a str,
-    /// What follows the first slash behind the hosts; `None`: there is no slash.
-    pub(super) path: Option<&'a str>,
-    pub(super) parameters: Parameters,
-}
-
-impl<'a> Parts<'a> {
-    /// Splits a URL. Fails if a character in it shows that it would be cut in the middle of a password, and the rest be taken for a host.
-    /// Only the path of a socket, `is_socket`, may contain an @.
-    pub(super) fn of(text: &'a str, is_socket: bool) -> Result<Self, String> {
-        let scheme = text.split(':').next().unwrap_or_default();
-        let rest = text[scheme.len()..].strip_prefix("://").ok_or(format!("lacks the // after {scheme}:"))?;
-        if rest.contains('#') {
-            return Err("has a # in it; write %23".into());
-        }
-        let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
-        let (authority, path) = before.split_once('/').map_or((before, None), |(before, path)| (before, Some(path)));
-        let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        if credentials.contains('@') || !is_socket && rest[authority.len()..].contains('@') {
-            return Err(
-                "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
-                    .into(),
-            );
-        }
-        Ok(Parts { scheme, credentials, hosts, path, parameters: Parameters::read(query)? })
-    }
-
-    /// Returns the user and the password, if they are named and not empty. An error never repeats them.
-    pub(super) fn login(&self) -> Result<(Option<String>, Option<String>), String> {
-        let (user, password) = self.credentials.split_once(':').unwrap_or((self.credentials, ""));
-        let part = |part, name| {
-            let text = decoded(part).map_err(|why| format!("has a {name} that {why}"))?;
-            Ok::<_, String>(Some(text).filter(|text| !text.is_empty()))
-        };
-        Ok((part(user, "user")?, part(password, "password")?))
-    }
-
-    /// Fails if there is a comma in the user or the password of a URL that lists hosts: the text before it may be a host, and the text after
-    /// it a password that was repeated for each host.
-    pub(super) fn check_login_is_named_once(&self) -> Result<(), String> {
-        if self.credentials.contains(',') {
-            return Err(
-                "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them".into()
-            );
-        }
-        Ok(())
-    }
-
-    /// Returns how the listed hosts are reached over TCP, at least one: on this `port` if none is named.
-    pub(super) fn endpoints(&self, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
-        let endpoint = |listed| {
-            let (host, own_port) = split_port(listed)?;
-            let host = decoded(host)?;
-            if host.is_empty() {
-                return Err("names no host, or has a comma too many".to_owned());
-            }
-            if !is_host(&host) {
-                return Err("has a host that is neither a name nor an address".into());
-            }
-            Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
-        };
-        self.hosts.split(',').map(endpoint).collect()
-    }
-}
 
 /// The parameters of a URL that have not been taken yet.
 #[derive(Default)]

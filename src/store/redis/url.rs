@@ -1,15 +1,17 @@
 //! The URLs of Redis and Valkey: one server, the primary that Sentinels know, or a cluster.
 
 use std::fmt;
-use std::mem;
 use std::time::Duration;
 
 use super::RedisStore;
 use crate::lock::state::millis;
-use crate::net::endpoint::Endpoint;
-use crate::store::url::{AFTER_NAMES, AFTER_PATHS, Parts, check_separators, decoded, decoded_path};
+use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::store::url::{
+    AFTER_NAMES, AFTER_PATHS, Parameters, check_separators, decoded, decoded_path, is_host, split_port,
+};
 use crate::store::{Backend, Kind, Location};
 use crate::text::duration;
+use crate::text::escape::escaped_path;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &[
@@ -127,22 +129,35 @@ impl Location for Site {
 
 /// Reads a URL that begins with one of the schemes.
 pub(super) fn parse(text: &str) -> Result<Site, String> {
-    let is_socket = text.starts_with("redis+unix:");
-    let mut url = Parts::of(text, is_socket)?;
-    let (scheme, path) = (url.scheme, url.path.unwrap_or_default());
-    let (user, password) = url.login()?;
-    // A user without a password has an empty one.
-    let password = password.or_else(|| user.is_some().then(String::new));
-    let mut parameters = mem::take(&mut url.parameters);
+    let scheme = text.split(':').next().unwrap_or_default();
+    let rest = text[scheme.len()..].strip_prefix("://").ok_or(format!("lacks the // after {scheme}:"))?;
+    if rest.contains('#') {
+        return Err("has a # in it; write %23".into());
+    }
+    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
+    let mut parameters = Parameters::read(query)?;
+    // A URL of a socket has no host, but may have a user before the path.
+    let (authority, path) = match before.split_once('/') {
+        Some((authority, path)) => (authority, path),
+        None => (before, ""),
+    };
+    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if credentials.contains('@') || scheme != "redis+unix" && rest[authority.len()..].contains('@') {
+        return Err(
+            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
+                .into(),
+        );
+    }
+    let (user, password) = read_credentials(credentials)?;
     let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
     let grace_ms = read_grace(parameters.take("grace").as_deref(), scheme)?;
-    if is_socket {
+    if scheme == "redis+unix" {
         check_separators(path, "path", AFTER_PATHS)?;
         let path = decoded_path(&format!("/{path}"));
-        if path.as_os_str().len() < 2 || !url.hosts.is_empty() {
+        if path.as_os_str().len() < 2 || !hosts.is_empty() {
             return Err("names no socket; write redis+unix:///PATH".into());
         }
         let database = read_database(parameters.take("db").as_deref())?;
@@ -155,8 +170,12 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         Some((base, kind)) => (base == "rediss", kind),
         None => (scheme == "rediss", ""),
     };
-    if !kind.is_empty() {
-        url.check_login_is_named_once()?;
+    // The text before the comma may be a host, and the text after it a password that was repeated for each host.
+    if !kind.is_empty() && credentials.contains(',') {
+        return Err(
+            "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
+                .into(),
+        );
     }
     let tls = if tls { Some(parameters.take_tls()?) } else { None };
     let (service, database) = match kind {
@@ -164,8 +183,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
         _ => ("", path),
     };
     let database = read_database(Some(&decoded(database)?))?;
-    let port = if kind == "sentinel" { SENTINEL_PORT } else { PORT };
-    let endpoints = url.endpoints(port, tls.as_ref())?;
+    let endpoints = read_hosts(hosts, if kind == "sentinel" { SENTINEL_PORT } else { PORT }, tls.as_ref())?;
     if kind.is_empty() && endpoints.len() > 1 {
         return Err(
             "names several hosts; for those of one service write redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
@@ -212,6 +230,17 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     Ok(Site { server: server(&endpoints[0]), failover })
 }
 
+/// Reads `USER:PASSWORD`. A user without a password has an empty one.
+fn read_credentials(text: &str) -> Result<(Option<String>, Option<String>), String> {
+    let (user, password) = match text.split_once(':') {
+        Some((user, password)) => (user, Some(password)),
+        None => (text, None),
+    };
+    let user = Some(decoded(user)?).filter(|user| !user.is_empty());
+    let password = password.map(decoded).transpose()?.or_else(|| user.is_some().then(String::new));
+    Ok((user, password))
+}
+
 /// Reads the number of a database, 0 by default. Does not repeat an invalid one, which may be a password.
 fn read_database(number: Option<&str>) -> Result<u32, String> {
     match number {
@@ -231,11 +260,31 @@ fn read_grace(text: Option<&str>, scheme: &str) -> Result<u64, String> {
     duration::parse(text).map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
 }
 
+/// Reads `HOST:PORT,HOST:PORT`. Returns at least one.
+fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
+    let endpoint = |listed| {
+        let (host, own_port) = split_port(listed)?;
+        let host = decoded(host)?;
+        if host.is_empty() {
+            return Err("names no host".to_owned());
+        }
+        if !is_host(&host) {
+            return Err("has a host that is neither a name nor an address".into());
+        }
+        Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
+    };
+    listed.split(',').map(endpoint).collect()
+}
+
 /// Formats where the server is, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let product = if self.role == Role::Sentinel { "Sentinel" } else { "Redis" };
-        write!(f, "{product} at {}", self.endpoint)
+        match &self.endpoint {
+            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "{product} at [{host}]:{port}"),
+            Endpoint::Tcp { host, port, .. } => write!(f, "{product} at {host}:{port}"),
+            Endpoint::Unix(path) => write!(f, "{product} at {}", escaped_path(path)),
+        }
     }
 }
 
@@ -248,7 +297,6 @@ impl fmt::Debug for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::endpoint::TlsFiles;
 
     fn server(url: &str) -> Server {
         let site = parse(url).expect(url);
