@@ -9,6 +9,7 @@ pub mod diagnostic;
 mod engine;
 mod error;
 mod etcd;
+mod failure;
 mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Operation, Records, RequestFailure as _};
+use super::{Operation, Records};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
+use crate::store::failure::Failure;
 use crate::store::{KeyStatus, Listing, Prune, RetryClass, StoreError};
 use crate::sys::counter::Counter;
 use crate::text::escape::escaped;
@@ -39,7 +40,7 @@ fn list_all<R: Records>(
     store: &mut R,
     asked: Option<&Key>,
     listing: &mut Listing<KeyStatus>,
-) -> Result<(), R::Failure> {
+) -> Result<(), Failure<R::Refusal>> {
     let mut pages = store.pages(asked);
     let mut counter = Counter::new("reading locks", None);
     while let Some(page) = store.next_page(&mut pages)? {
@@ -47,7 +48,7 @@ fn list_all<R: Records>(
             counter.add(1);
             match store.status(&mut pages, &key, &entry) {
                 Ok(status) => listing.found.extend(status),
-                Err(failure) if asked.is_none() && failure.is_of_record() => {
+                Err(failure) if asked.is_none() && matches!(failure, Failure::Broken(_)) => {
                     listing.unreadable.push(explain_of(store, "read", &key, &failure));
                 }
                 Err(failure) => return Err(failure),
@@ -63,7 +64,7 @@ fn prune_all<R: Records>(
     unused_for: Duration,
     really: bool,
     listing: &mut Listing<Key>,
-) -> Result<(), R::Failure> {
+) -> Result<(), Failure<R::Refusal>> {
     let mut pages = store.pages(asked);
     let mut counter = Counter::new("pruning locks", None);
     while let Some(page) = store.next_page(&mut pages)? {
@@ -76,10 +77,10 @@ fn prune_all<R: Records>(
             match pruned {
                 Ok(true) => listing.found.push(key),
                 Ok(false) => {}
-                Err(failure) if failure.is_of_record() => {
+                Err(failure) if matches!(failure, Failure::Broken(_)) => {
                     listing.unreadable.push(explain_of(store, "read", &key, &failure));
                 }
-                Err(failure) if failure.retry_class() == RetryClass::Busy => {
+                Err(failure) if failure.trouble() == RetryClass::Busy => {
                     listing.unreadable.push(explain_of(store, "prune", &key, &failure));
                 }
                 Err(failure) => return Err(failure),
@@ -90,7 +91,7 @@ fn prune_all<R: Records>(
 }
 
 /// Removes the key if it has not been held for `unused_for`. Returns whether it was removed.
-fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Result<bool, R::Failure> {
+fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Result<bool, Failure<R::Refusal>> {
     store.once(Operation::OnLock(key), |state, view| {
         let is_prunable = R::is_prunable(state, unused_for, view);
         if is_prunable {
@@ -101,6 +102,6 @@ fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Resu
 }
 
 /// Returns the error that one key of many cannot be read or pruned.
-fn explain_of<R: Records>(store: &R, verb: &str, key: &Key, failure: &R::Failure) -> StoreError {
+fn explain_of<R: Records>(store: &R, verb: &str, key: &Key, failure: &Failure<R::Refusal>) -> StoreError {
     store.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
 }

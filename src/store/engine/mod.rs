@@ -12,7 +12,8 @@ mod view;
 use std::thread;
 use std::time::Duration;
 
-use super::{Acquired, Claim, Grant, Held, KeyStatus, RequestError, RetryClass, Revoked, StoreError, Wakeup};
+use super::failure::{Failure, Refusal};
+use super::{Acquired, Claim, Grant, Held, KeyStatus, RequestError, Revoked, StoreError, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Applied, FenceExhausted, LockState};
@@ -33,21 +34,21 @@ pub(super) trait Transactions: Send {
     type Snapshot;
     /// An operation that is being carried out: what to read of the lock, and how long to go on.
     type Attempt<'a>;
-    /// Why a request failed.
-    type Failure: RequestFailure;
+    /// How the server rejects a request.
+    type Refusal: Refusal;
 
     /// Begins an operation, which must be carried out by the `deadline`.
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Self::Attempt<'a>;
 
     /// Reads the lock: what matters to the operation, as of one moment.
-    fn read(&mut self, attempt: &mut Self::Attempt<'_>) -> Result<Self::Snapshot, Self::Failure>;
+    fn read(&mut self, attempt: &mut Self::Attempt<'_>) -> Result<Self::Snapshot, Failure<Self::Refusal>>;
 
     /// Returns the state that was read, and what else the rules need to know.
     fn view(
         &mut self,
         attempt: &mut Self::Attempt<'_>,
         found: &Self::Snapshot,
-    ) -> Result<(LockState, View), Self::Failure>;
+    ) -> Result<(LockState, View), Failure<Self::Refusal>>;
 
     /// Commits a change to what was `found`. If others have changed the lock meanwhile, the rules need to know more of it, or another
     /// attempt may mend what has failed, returns what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
@@ -56,10 +57,10 @@ pub(super) trait Transactions: Send {
         attempt: &mut Self::Attempt<'_>,
         found: Self::Snapshot,
         transition: Transition,
-    ) -> Result<Commit<Self::Snapshot>, Self::Failure>;
+    ) -> Result<Commit<Self::Snapshot>, Failure<Self::Refusal>>;
 
     /// Tidies up after an operation that has failed.
-    fn abandon(&mut self, attempt: Self::Attempt<'_>, failure: &Self::Failure);
+    fn abandon(&mut self, attempt: Self::Attempt<'_>, failure: &Failure<Self::Refusal>);
 }
 
 /// A store that keeps the state of each lock in a record, and changes it in transactions. The engine makes a
@@ -81,7 +82,7 @@ pub(super) trait Records: Transactions {
 
     /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim waits; `None` if
     /// it has to ask for the lock.
-    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Self::Failure> {
+    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Refusal>> {
         Ok(None)
     }
 
@@ -95,7 +96,7 @@ pub(super) trait Records: Transactions {
     fn note_answer(&mut self, _answer: &Acquired) {}
 
     /// Notes that a request failed that may have obtained something for a claim.
-    fn note_failure(&mut self, _failure: &Self::Failure) {}
+    fn note_failure(&mut self, _failure: &Failure<Self::Refusal>) {}
 
     /// Sleeps in the queue, as [`Store::await_turn`](super::Store::await_turn) says.
     fn sleep_in_queue(
@@ -104,7 +105,7 @@ pub(super) trait Records: Transactions {
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
-    ) -> Result<Wakeup, Self::Failure>;
+    ) -> Result<Wakeup, Failure<Self::Refusal>>;
 
     /// Renews a lease in another way after a renewal that has failed, if there is one. Returns whether that succeeded.
     fn renew_otherwise(
@@ -112,8 +113,8 @@ pub(super) trait Records: Transactions {
         _key: &Key,
         _token: &Token,
         _ttl: Option<Ttl>,
-        _failure: &Self::Failure,
-    ) -> Result<bool, Self::Failure> {
+        _failure: &Failure<Self::Refusal>,
+    ) -> Result<bool, Failure<Self::Refusal>> {
         Ok(false)
     }
 
@@ -133,7 +134,7 @@ pub(super) trait Records: Transactions {
     fn pages(&mut self, key: Option<&Key>) -> Self::Pages;
 
     /// Returns the next keys; `None`: there are no more.
-    fn next_page(&mut self, pages: &mut Self::Pages) -> Result<Option<Page<Self::Entry>>, Self::Failure>;
+    fn next_page(&mut self, pages: &mut Self::Pages) -> Result<Option<Page<Self::Entry>>, Failure<Self::Refusal>>;
 
     /// Returns the status of a key, if it has ever been held or waited for.
     fn status(
@@ -141,7 +142,7 @@ pub(super) trait Records: Transactions {
         pages: &mut Self::Pages,
         key: &Key,
         entry: &Self::Entry,
-    ) -> Result<Option<KeyStatus>, Self::Failure>;
+    ) -> Result<Option<KeyStatus>, Failure<Self::Refusal>>;
 
     /// Returns whether a key looks as if it could be pruned. If it is `really` pruned then, the transaction decides that, by
     /// [`Records::is_prunable`].
@@ -151,15 +152,20 @@ pub(super) trait Records: Transactions {
         entry: &Self::Entry,
         unused_for: Duration,
         really: bool,
-    ) -> Result<bool, Self::Failure>;
+    ) -> Result<bool, Failure<Self::Refusal>>;
 
     /// Returns whether a key in this state can be pruned.
     fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
         state.is_prunable(unused_for, view)
     }
 
+    /// Returns the server, or the servers, for messages.
+    fn server(&self) -> &<Self::Refusal as Refusal>::Server;
+
     /// Describes a failure: what failed, on what, and what to do about it.
-    fn explain(&self, failure: &Self::Failure) -> StoreError;
+    fn explain(&self, failure: &Failure<Self::Refusal>) -> StoreError {
+        failure.explain(self.server())
+    }
 
     /// Carries out an operation: applies `rules` to the state of the lock, and stores the result. They may be applied several times,
     /// each time to the state as last read; only the last result is stored. If it leaves waiters to which the lock can be handed, goes
@@ -169,7 +175,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         deadline: Moment,
         rules: &mut Rules<'_, T>,
-    ) -> Result<T, Self::Failure>
+    ) -> Result<T, Failure<Self::Refusal>>
     where
         Self: Sized,
     {
@@ -182,7 +188,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         deadline: Moment,
         rules: &mut Rules<'_, T>,
-    ) -> Result<(T, Option<Place>), Self::Failure>
+    ) -> Result<(T, Option<Place>), Failure<Self::Refusal>>
     where
         Self: Sized,
     {
@@ -202,7 +208,7 @@ pub(super) trait Records: Transactions {
         &mut self,
         operation: Operation<'_>,
         mut rules: impl FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<T, Self::Failure>
+    ) -> Result<T, Failure<Self::Refusal>>
     where
         Self: Sized,
     {
@@ -219,7 +225,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         timeout: Duration,
         mut rules: impl FnMut(&mut LockState, &View) -> Applied<T>,
-    ) -> Result<T, Self::Failure>
+    ) -> Result<T, Failure<Self::Refusal>>
     where
         Self: Sized,
     {
@@ -233,11 +239,11 @@ pub(super) trait Records: Transactions {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            if failure.is_contended() {
+            if matches!(failure, Failure::Contended) {
                 until = (Moment::now() + timeout).min(began + timeout * CONTENDED);
             }
             let pause = backoff.next();
-            if failure.retry_class() == RetryClass::Permanent || Moment::now() + pause >= until {
+            if !failure.is_transient() || Moment::now() + pause >= until {
                 return Err(failure);
             }
             thread::sleep(pause);
@@ -245,9 +251,9 @@ pub(super) trait Records: Transactions {
     }
 
     /// Returns the failure of a request that may have obtained something for a claim.
-    fn failed(&mut self, failure: &Self::Failure) -> RequestError {
+    fn failed(&mut self, failure: &Failure<Self::Refusal>) -> RequestError {
         let never_sent = !*self.may_be_done() && !self.is_waiting();
-        RequestError { error: self.explain(failure), trouble: failure.retry_class(), never_sent }
+        RequestError { error: self.explain(failure), trouble: failure.trouble(), never_sent }
     }
 }
 
@@ -256,18 +262,6 @@ pub(super) type Page<E> = Vec<(Key, E)>;
 
 /// What an operation makes of the state of a lock.
 type Rules<'r, T> = dyn FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted> + 'r;
-
-/// Why a request to such a store failed.
-pub(super) trait RequestFailure: From<FenceExhausted> {
-    /// Returns whether it is worth trying again.
-    fn retry_class(&self) -> RetryClass;
-
-    /// Returns whether others changed the lock before each attempt.
-    fn is_contended(&self) -> bool;
-
-    /// Returns whether only the record of this lock is to blame: others can be read.
-    fn is_of_record(&self) -> bool;
-}
 
 /// What the rules have made of a lock.
 pub(super) struct Transition {
@@ -307,7 +301,7 @@ fn carry_out<R: Records, T>(
     operation: Operation<'_>,
     deadline: Moment,
     rules: &mut Rules<'_, T>,
-) -> Result<(T, Option<Place>, bool), R::Failure> {
+) -> Result<(T, Option<Place>, bool), Failure<R::Refusal>> {
     let mut attempt = store.begin(operation, deadline);
     let carried_out = attempt_until_done(store, &mut attempt, rules);
     if let Err(failure) = &carried_out {
@@ -320,7 +314,7 @@ fn attempt_until_done<R: Records, T>(
     store: &mut R,
     attempt: &mut R::Attempt<'_>,
     rules: &mut Rules<'_, T>,
-) -> Result<(T, Option<Place>, bool), R::Failure> {
+) -> Result<(T, Option<Place>, bool), Failure<R::Refusal>> {
     let mut found = store.read(attempt)?;
     loop {
         let (before, view) = store.view(attempt, &found)?;

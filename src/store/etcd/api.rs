@@ -157,7 +157,7 @@ impl Refused {
 
 /// Reads an answer.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(body).map_err(|_| Failure::NotEtcd("an answer that is not etcd's"))
+    serde_json::from_slice(body).map_err(|_| Failure::UnexpectedReply("an answer that is not etcd's"))
 }
 
 fn text<'a, D: Deserializer<'a>>(from: D) -> Result<String, D::Error> {

@@ -77,7 +77,7 @@ impl Client {
     /// then. Setting our clock has no effect.
     /// Fails if no member has said what its clock shows.
     pub(super) fn now_ms(&self) -> Result<u64, Failure> {
-        let (unix_ms, at) = self.clock.ok_or(Failure::NotEtcd("an answer without a date"))?;
+        let (unix_ms, at) = self.clock.ok_or(Failure::UnexpectedReply("an answer without a date"))?;
         Ok(unix_ms.saturating_add(millis(Moment::now().since(at))))
     }
 
@@ -150,13 +150,16 @@ impl Client {
             return Failure::Unreachable(failures.iter().map(why).collect::<Vec<_>>().join("; "));
         }
         let rank = |failure: &Failure| match failure {
-            Failure::Refused(_) => 3,
-            Failure::NotEtcd(_) | Failure::Proxy(_) => 2,
+            Failure::Refused(rejection) if !rejection.is_of_proxy() => 3,
+            Failure::UnexpectedReply(_) | Failure::Refused(_) => 2,
             Failure::Closed | Failure::Silent => 1,
             _ => 0,
         };
         failures.sort_by_key(|(_, failure)| rank(failure));
-        failures.pop().map_or(Failure::Closed, |(_, failure)| failure)
+        match failures.pop() {
+            Some((_, Failure::Closed)) if self.clock.is_none() => Failure::HungUp,
+            worst => worst.map_or(Failure::Closed, |(_, failure)| failure),
+        }
     }
 
     /// Asks the present member. Logs in again, once, if the member no longer knows our log-in.
@@ -215,7 +218,7 @@ impl Client {
     /// Opens another connection to the present member.
     pub(super) fn dial(&self, deadline: Moment) -> Result<Connection, Failure> {
         let member = &self.cluster.members[self.member];
-        Connection::open(member, self.tls.as_ref(), deadline).map_err(|error| Failure::of_dial(&error))
+        Connection::open(member, self.tls.as_ref(), deadline).map_err(|error| Failure::of_dial(&error, &self.cluster))
     }
 
     fn log_in(&mut self, deadline: Moment) -> Result<(), Failure> {

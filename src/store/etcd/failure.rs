@@ -1,61 +1,27 @@
-//! Why a request to etcd failed, and what to do about it.
-
-use std::io;
-
-use anyhow::anyhow;
-use nix::errno::Errno;
+//! Why a request to etcd failed: what only etcd, or a proxy in front of it, reports.
 
 use super::api::{self, Refused};
 use super::http::Response;
 use super::url::Cluster;
-use crate::net::tls_error::certificate_alert;
-use crate::store::record_limit::RecordTooLong;
-use crate::store::{RetryClass, StoreError, listing_limit};
+use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::store::RetryClass;
+use crate::store::failure::{self, Peer, Refusal};
 use crate::text::escape::escaped;
 use crate::text::shell;
 
 /// Why a request failed.
-#[derive(Clone, Debug)]
-pub(in crate::store) enum Failure {
-    /// No member could be reached: none has seen anything of this request.
-    Unreachable(String),
-    /// The process has no descriptor or memory left for a connection.
-    NoResources(String),
-    /// The process cannot wait for the answer.
-    NoWait(Errno),
-    /// The connection was closed before an answer came.
-    Closed,
-    /// No answer came in time.
-    Silent,
-    /// An answer came that etcd does not give; says what is wrong with it.
-    NotEtcd(&'static str),
-    /// Something between us and etcd has answered, with this HTTP status.
-    Proxy(u16),
-    /// The member rejects our certificate, with this TLS alert.
-    BadCertificate(String),
-    /// The member rejects our certificate because it has a common name, which could be taken for a user's.
-    CommonName,
-    /// etcd has rejected the request.
-    Refused(ServerError),
-    /// What is stored of this lock under an etcd `key` cannot be read.
-    Broken { key: String, why: String },
-    /// Others changed the lock before each of our attempts.
-    Contended,
-    /// The listing of all locks has reached its limit.
-    ListsTooMuch,
-    /// The fence of this lock, which is this number, cannot grow.
-    FenceEnds(u64),
-    /// The record of this lock would become too long.
-    RecordTooLong(RecordTooLong),
-}
+pub(in crate::store) type Failure = failure::Failure<ServerError>;
 
-/// An error message of etcd.
+/// An answer that rejects a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::store) struct ServerError {
     /// A gRPC status code, see "Status codes and their use in gRPC".
     code: u32,
     /// etcd's words.
     message: String,
+    /// The HTTP status of an answer that is not that of etcd's gateway, but of a proxy, or of etcd itself. The code is
+    /// 0.
+    status: Option<u16>,
 }
 
 const CANCELLED: u32 = 1;
@@ -68,6 +34,55 @@ const FAILED_PRECONDITION: u32 = 9;
 const UNKNOWN: u32 = 2;
 const UNAVAILABLE: u32 = 14;
 const UNAUTHENTICATED: u32 = 16;
+
+impl Peer for Cluster {
+    const QUESTION: &'static str = "; is it etcd, with its JSON gateway?";
+
+    fn tls_files(&self) -> Option<&TlsFiles> {
+        self.members.first().and_then(Endpoint::tls_files)
+    }
+
+    fn spellings(&self) -> Option<(&'static str, &'static str)> {
+        Some(("etcd://", "etcds://"))
+    }
+}
+
+impl Refusal for ServerError {
+    type Server = Cluster;
+
+    fn trouble(&self) -> RetryClass {
+        match self.status {
+            // Request Timeout, and errors of a server.
+            Some(408 | 500..) => RetryClass::Unavailable,
+            // Too Many Requests.
+            Some(429) => RetryClass::Busy,
+            _ if self.code == RESOURCE_EXHAUSTED && self.is_passing() => RetryClass::Busy,
+            _ if self.is_passing() => RetryClass::Unavailable,
+            _ => RetryClass::Permanent,
+        }
+    }
+
+    fn leaves_outcome_open(&self) -> bool {
+        // A proposal that timed out may still be accepted.
+        self.is_of_member()
+    }
+
+    fn explain(&self, cluster: &Cluster) -> String {
+        match self.status {
+            Some(401 | 403) => format!("unexpected reply from {cluster}: a proxy in front of it refused the request"),
+            Some(404) => format!(
+                "unexpected reply from {cluster}: it has no JSON gateway under /v3 (HTTP status 404); lockrun needs \
+                 etcd 3.4 or later, without --enable-grpc-gateway=false"
+            ),
+            _ if self.is_of_common_name() => format!(
+                "{cluster} rejects the client's certificate because it has a common name; use one without (cert=FILE \
+                 and key=FILE in the store's URL)"
+            ),
+            Some(status) => format!("unexpected reply from {cluster}: HTTP status {status}"),
+            None => format!("{cluster} rejects the request: {}{}", escaped(&self.message), self.advice()),
+        }
+    }
+}
 
 impl ServerError {
     /// Returns whether the database is full.
@@ -87,6 +102,22 @@ impl ServerError {
         }
     }
 
+    /// Returns whether another member may answer the same request.
+    fn is_of_member(&self) -> bool {
+        self.is_of_proxy() || self.is_passing()
+    }
+
+    /// Returns whether a proxy has answered.
+    pub(super) fn is_of_proxy(&self) -> bool {
+        self.status.is_some() && !self.is_of_common_name()
+    }
+
+    /// Returns whether the member rejects our certificate because it has a common name, which could be taken for a
+    /// user's.
+    fn is_of_common_name(&self) -> bool {
+        self.status == Some(400) && self.message.starts_with("CommonName ")
+    }
+
     /// Returns whether the token of our log-in is no longer known.
     pub(super) fn is_unknown_token(&self) -> bool {
         self.code == UNAUTHENTICATED
@@ -96,6 +127,11 @@ impl ServerError {
     /// Returns whether the lease does not exist, or no longer.
     pub(super) fn lease_is_missing(&self) -> bool {
         self.code == NOT_FOUND
+    }
+
+    /// Returns whether the lease exists already.
+    pub(super) fn lease_exists(&self) -> bool {
+        self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
     }
 
     /// Returns what to do about it, after a semicolon; empty if that is not known.
@@ -122,59 +158,36 @@ impl ServerError {
             _ => "",
         }
     }
-
-    /// Returns whether the lease exists already.
-    pub(super) fn lease_exists(&self) -> bool {
-        self.code == FAILED_PRECONDITION && self.message.contains("lease already exists")
-    }
 }
 
 impl Failure {
-    /// Returns the failure of an operation on a stream.
-    pub(super) fn of_stream(error: &io::Error) -> Self {
-        if let Some(alert) = certificate_alert(error) {
-            return Failure::BadCertificate(alert);
-        }
-        match error.kind() {
-            io::ErrorKind::TimedOut => Failure::Silent,
-            io::ErrorKind::InvalidData => Failure::NotEtcd("a message that cannot be read"),
-            _ => Failure::Closed,
-        }
-    }
-
-    /// Returns the failure of an attempt to reach a member.
-    pub(super) fn of_dial(error: &io::Error) -> Self {
-        match error.raw_os_error().map(Errno::from_raw) {
-            // This does not pass by itself.
-            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
-            _ => match certificate_alert(error) {
-                Some(alert) => Failure::BadCertificate(alert),
-                None => Failure::Unreachable(error.to_string()),
-            },
-        }
-    }
-
     /// Returns the failure that an answer reports, if any.
     pub(super) fn of_response(response: &Response) -> Option<Self> {
         if response.status == 200 {
             return None;
         }
         let refused = api::read::<Refused>(&response.body).ok().and_then(Refused::code_and_message);
-        Some(match refused {
-            Some((code, message)) => Failure::Refused(ServerError { code, message }),
-            // The answer is not from etcd's gateway, but from etcd itself or from a proxy.
-            None if response.status == 400 && response.body.starts_with(b"CommonName ") => Failure::CommonName,
-            None => Failure::Proxy(response.status),
-        })
+        let other = || (0, String::from_utf8_lossy(&response.body).into_owned());
+        let status = refused.is_none().then_some(response.status);
+        let (code, message) = refused.unwrap_or_else(other);
+        Some(Failure::Refused(ServerError { code, message, status }))
+    }
+
+    /// Returns the failure of a lock of which the value under an etcd `key` cannot be read.
+    pub(super) fn of_broken(key: &str, why: &str) -> Self {
+        let delete = shell::word(key);
+        Failure::Broken(format!("{why}; once nothing runs under the lock, delete this key: etcdctl del {delete}"))
     }
 
     /// Returns whether another member may answer the same request.
     pub(super) fn is_of_member(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(_) | Failure::NotEtcd(_) => {
-                true
-            }
-            Failure::Refused(refusal) => refusal.is_passing(),
+            Failure::Unreachable(_)
+            | Failure::Closed
+            | Failure::HungUp
+            | Failure::Silent
+            | Failure::UnexpectedReply(_) => true,
+            Failure::Refused(rejection) => rejection.is_of_member(),
             _ => false,
         }
     }
@@ -184,88 +197,14 @@ impl Failure {
     pub(super) fn is_of_election(&self) -> bool {
         match self {
             Failure::Silent => true,
-            Failure::Refused(refusal) => refusal.is_passing() && refusal.code != RESOURCE_EXHAUSTED,
+            Failure::Refused(rejection) => rejection.is_passing() && rejection.code != RESOURCE_EXHAUSTED,
             _ => false,
         }
     }
 
-    /// Returns whether the request may have been carried out all the same.
-    pub(super) fn leaves_outcome_open(&self) -> bool {
-        // A proposal that timed out may still be accepted.
-        self.is_of_member() && !matches!(self, Failure::Unreachable(_))
-    }
-
     /// Returns whether the database is full.
     pub(super) fn is_no_space(&self) -> bool {
-        matches!(self, Failure::Refused(refusal) if refusal.is_no_space())
-    }
-
-    /// Returns whether the same request may be answered a little later.
-    pub(super) fn is_transient(&self) -> bool {
-        self.trouble() != RetryClass::Permanent
-    }
-
-    /// Returns what kind of trouble it is.
-    pub(super) fn trouble(&self) -> RetryClass {
-        match self {
-            // Of a proxy: Request Timeout, and errors of a server.
-            Failure::Unreachable(_) | Failure::Closed | Failure::Silent | Failure::Proxy(408 | 500..) => {
-                RetryClass::Unavailable
-            }
-            // Of a proxy: Too Many Requests.
-            Failure::Contended | Failure::Proxy(429) => RetryClass::Busy,
-            Failure::Refused(refusal) if refusal.code == RESOURCE_EXHAUSTED && refusal.is_passing() => RetryClass::Busy,
-            Failure::Refused(refusal) if refusal.is_passing() => RetryClass::Unavailable,
-            _ => RetryClass::Permanent,
-        }
-    }
-
-    /// Describes the failure: what failed, on what, and what to do about it where that is known.
-    pub(super) fn explain(&self, cluster: &Cluster) -> StoreError {
-        match self {
-            Failure::Unreachable(why) => anyhow!("cannot reach {cluster}: {}", escaped(why)),
-            Failure::NoResources(error) => anyhow!("cannot reach {cluster}: {error}"),
-            Failure::NoWait(errno) => anyhow!("cannot wait for {cluster}: {}", errno.desc()),
-            Failure::Closed if cluster.is_encrypted() => anyhow!("{cluster} closed the connection before it answered"),
-            Failure::Closed => {
-                anyhow!("{cluster} closed the connection before it answered; if it expects TLS, write etcds://")
-            }
-            Failure::Silent => anyhow!("{cluster} did not answer in time"),
-            Failure::NotEtcd(what) => {
-                anyhow!("unexpected reply from {cluster}: {what}; is it etcd, with its JSON gateway?")
-            }
-            Failure::Proxy(401 | 403) => {
-                anyhow!("unexpected reply from {cluster}: a proxy in front of it refused the request")
-            }
-            Failure::Proxy(404) => anyhow!(
-                "unexpected reply from {cluster}: it has no JSON gateway under /v3 (HTTP status 404); lockrun needs etcd 3.4 or later, \
-                 without --enable-grpc-gateway=false"
-            ),
-            Failure::Proxy(status) => anyhow!("unexpected reply from {cluster}: HTTP status {status}"),
-            Failure::BadCertificate(alert) => anyhow!(
-                "{cluster} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
-            ),
-            Failure::CommonName => anyhow!(
-                "{cluster} rejects the client's certificate because it has a common name; use one without (cert=FILE and key=FILE \
-                 in the store's URL)"
-            ),
-            Failure::Broken { key, why } => anyhow!(
-                "its record in {cluster} is broken, so the lock cannot be acquired: {}; once nothing runs under the lock, delete this key: \
-                 etcdctl del {}",
-                escaped(why),
-                escaped(&shell::word(key))
-            ),
-            Failure::Contended => anyhow!("others have changed the lock in {cluster} all the time; try again"),
-            Failure::ListsTooMuch => listing_limit::exceeded(cluster),
-            Failure::RecordTooLong(refused) => refused.explain(cluster),
-            Failure::FenceEnds(last) => {
-                anyhow!("its fence in {cluster} is {last}, and cannot grow any more; use another key")
-            }
-            Failure::Refused(refusal) => {
-                let advice = refusal.advice();
-                anyhow!("{cluster} rejects the request: {}{advice}", escaped(&refusal.message))
-            }
-        }
+        matches!(self, Failure::Refused(rejection) if rejection.is_no_space())
     }
 }
 
@@ -294,11 +233,11 @@ mod tests {
             format!(r#"{{"error":{{"code":14,{message},"details":[]}}}}"#),
             format!(r#"{{"code":14,{message},"details":[]}}"#),
         ] {
-            let Failure::Refused(refusal) = failure(503, &body) else { panic!("{body}") };
-            assert_eq!((refusal.code, refusal.message.as_str()), (14, "etcdserver: no leader"), "{body}");
+            let Failure::Refused(rejection) = failure(503, &body) else { panic!("{body}") };
+            assert_eq!((rejection.code, rejection.message.as_str()), (14, "etcdserver: no leader"), "{body}");
         }
         for body in ["{}", "[]", "no JSON", r#"{"error":{}}"#, r#"{"error":7,"code":14}"#] {
-            assert!(matches!(failure(503, body), Failure::Proxy(503)), "{body}");
+            assert!(matches!(failure(503, body), Failure::Refused(rejection) if rejection.is_of_proxy()), "{body}");
         }
     }
 

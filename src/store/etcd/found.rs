@@ -111,7 +111,7 @@ pub(super) struct PrunedFence {
 impl PrunedFence {
     fn read(range: &Range) -> Result<Self, Failure> {
         let Some(kv) = range.kvs.first() else { return Ok(PrunedFence::default()) };
-        let broken = |_| Failure::Broken { key: kv.key.clone(), why: "it is no number".to_owned() };
+        let broken = |_| Failure::of_broken(&kv.key, "it is no number");
         Ok(PrunedFence { fence: kv.value.parse().map_err(broken)?, revision: kv.mod_revision })
     }
 }
@@ -169,7 +169,7 @@ impl Scope {
 
     /// Reads the responses to these operations.
     pub(super) fn read(&self, transacted: Transacted) -> Result<Found, Failure> {
-        const INCOMPLETE: Failure = Failure::NotEtcd("an answer that lacks parts");
+        const INCOMPLETE: Failure = Failure::UnexpectedReply("an answer that lacks parts");
         let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
         let mut next = || ranges.next().ok_or(INCOMPLETE);
         let (record, lives, queue, pruned) = (next()?, next()?, next()?, next()?);
@@ -206,7 +206,7 @@ fn count(range: &Range) -> u64 {
 
 /// Reads the record of a lock.
 fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
-    let broken = |why: &str| Failure::Broken { key: record.key.clone(), why: why.to_owned() };
+    let broken = |why: &str| Failure::of_broken(&record.key, why);
     // serde would also read a structure from an array of its fields, which lockrun never writes.
     if !record.value.starts_with('{') {
         return Err(broken("it is no JSON object"));
@@ -230,7 +230,7 @@ impl Life {
 impl Row {
     /// Reads a row.
     pub(super) fn read(kv: &KeyValue) -> Result<Self, Failure> {
-        let broken = |error: serde_json::Error| Failure::Broken { key: kv.key.clone(), why: error.to_string() };
+        let broken = |error: serde_json::Error| Failure::of_broken(&kv.key, &error.to_string());
         Ok(Row {
             name: kv.key.clone(),
             revision: kv.mod_revision,

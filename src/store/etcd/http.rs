@@ -23,7 +23,7 @@ const LONG_ANSWER_MAX: usize = 16 << 20;
 /// How much is read at once.
 const PART: usize = 16 * 1024;
 
-const TOO_LONG: Failure = Failure::NotEtcd("an answer that is too long");
+const TOO_LONG: Failure = Failure::UnexpectedReply("an answer that is too long");
 
 /// What a member says at the end of a watch.
 const CANCELED: &str = "\"canceled\":true";
@@ -141,11 +141,11 @@ impl Connection {
         let head = self.head()?;
         if head.status != 200 {
             let refused = self.body(head)?;
-            return Err(Failure::of_response(&refused).unwrap_or(Failure::NotEtcd("no watch")));
+            return Err(Failure::of_response(&refused).unwrap_or(Failure::UnexpectedReply("no watch")));
         }
         while !contains(&self.buffer, sign) {
             if self.buffer.len() > HEAD_MAX {
-                return Err(Failure::NotEtcd("no watch"));
+                return Err(Failure::UnexpectedReply("no watch"));
             }
             self.more()?;
         }
@@ -182,17 +182,17 @@ impl Connection {
                     let date = field("Date").and_then(unix_time);
                     let length = match (field("Transfer-Encoding"), field("Content-Length")) {
                         (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => Length::Chunked,
-                        (None, Some(length)) => {
-                            Length::Known(length.parse().map_err(|_| Failure::NotEtcd("a length that is no number"))?)
-                        }
-                        _ => return Err(Failure::NotEtcd("an answer of unknown length")),
+                        (None, Some(length)) => Length::Known(
+                            length.parse().map_err(|_| Failure::UnexpectedReply("a length that is no number"))?,
+                        ),
+                        _ => return Err(Failure::UnexpectedReply("an answer of unknown length")),
                     };
                     let is_last = field("Connection").is_some_and(|field| field.eq_ignore_ascii_case("close"));
                     self.buffer.drain(..end);
                     return Ok(Head { status, date, length, is_last });
                 }
                 Ok(httparse::Status::Partial) if self.buffer.len() <= HEAD_MAX => {}
-                _ => return Err(Failure::NotEtcd("what it answers is not HTTP")),
+                _ => return Err(Failure::UnexpectedReply("what it answers is not HTTP")),
             }
             self.more()?;
         }
@@ -206,7 +206,7 @@ impl Connection {
                 match httparse::parse_chunk_size(&self.buffer) {
                     Ok(httparse::Status::Complete((start, length))) => break (start, length),
                     Ok(httparse::Status::Partial) if self.buffer.len() <= HEAD_MAX => {}
-                    _ => return Err(Failure::NotEtcd("a chunk that cannot be read")),
+                    _ => return Err(Failure::UnexpectedReply("a chunk that cannot be read")),
                 }
                 self.more()?;
             };
@@ -221,7 +221,7 @@ impl Connection {
             }
             body.extend(self.take(length)?);
             if self.take(2)? != b"\r\n" {
-                return Err(Failure::NotEtcd("a chunk that cannot be read"));
+                return Err(Failure::UnexpectedReply("a chunk that cannot be read"));
             }
         }
     }
@@ -327,7 +327,7 @@ mod tests {
             let received = scripted::with([format!("{start}{endless}").into_bytes()], || {
                 Connection::open(&member, None, deadline).expect("is open").receive(deadline)
             });
-            assert!(matches!(received, Err(Failure::NotEtcd(_))), "{start:?}: {received:?}");
+            assert!(matches!(received, Err(Failure::UnexpectedReply(_))), "{start:?}: {received:?}");
         }
     }
 

@@ -46,7 +46,7 @@ impl EtcdStore {
             return Ok(Some(vec![key]));
         }
         if pages.received > listing_limit::BYTES {
-            return Err(Failure::ListsTooMuch);
+            return Err(Failure::ListingTooLong);
         }
         let Some(mut from) = pages.from.take() else { return Ok(None) };
         let prefix = all_states(&self.client.cluster.prefix);
@@ -65,7 +65,7 @@ impl EtcdStore {
                 || !names().is_sorted_by(|a, b| a < b)
                 || names().any(|name| name < from.as_str())
             {
-                return Err(Failure::NotEtcd("keys that are not in order"));
+                return Err(Failure::UnexpectedReply("keys that are not in order"));
             }
             let name = |kv: &KeyValue| kv.key.strip_prefix(&prefix).and_then(decoded);
             keys.extend(page.kvs.iter().filter_map(name));
@@ -79,7 +79,7 @@ impl EtcdStore {
     /// Returns what is known of a key, if anything. What is read for it counts towards the limit of the listing.
     pub(super) fn status_in(&mut self, pages: &mut Pages, key: &Key) -> Result<Option<KeyStatus>, Failure> {
         if pages.received > listing_limit::BYTES {
-            return Err(Failure::ListsTooMuch);
+            return Err(Failure::ListingTooLong);
         }
         let received = self.client.received;
         let status = self.status_of(key);

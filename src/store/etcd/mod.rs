@@ -26,11 +26,11 @@ mod waiting;
 
 use std::time::Duration;
 
-use super::engine::{Page, Records, RequestFailure, View};
-use super::{Acquired, Claim, Diagnose, Held, KeyStatus, RetryClass, Revoked, StoreError, Wakeup};
+use super::engine::{Page, Records, View};
+use super::{Acquired, Claim, Diagnose, Held, KeyStatus, Revoked, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{FenceExhausted, LockState};
+use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
@@ -213,28 +213,8 @@ impl Records for EtcdStore {
         listing::is_prunable(state, unused_for, view)
     }
 
-    fn explain(&self, failure: &Failure) -> StoreError {
-        failure.explain(&self.client.cluster)
-    }
-}
-
-impl From<FenceExhausted> for Failure {
-    fn from(FenceExhausted { last }: FenceExhausted) -> Self {
-        Failure::FenceEnds(last)
-    }
-}
-
-impl RequestFailure for Failure {
-    fn retry_class(&self) -> RetryClass {
-        self.trouble()
-    }
-
-    fn is_contended(&self) -> bool {
-        matches!(self, Failure::Contended)
-    }
-
-    fn is_of_record(&self) -> bool {
-        matches!(self, Failure::Broken { .. })
+    fn server(&self) -> &Cluster {
+        &self.client.cluster
     }
 }
 

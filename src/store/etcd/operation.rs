@@ -7,7 +7,7 @@ use super::EtcdStore;
 use super::api::{self, Header, Transacted};
 use super::change::{Change, Draft, NewLeases};
 use super::client::Effect;
-use super::failure::Failure;
+use super::failure::{Failure, ServerError};
 use super::found::{Attached, FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
@@ -35,7 +35,7 @@ pub(in crate::store) struct Attempt<'a> {
 impl Transactions for EtcdStore {
     type Snapshot = Found;
     type Attempt<'a> = Attempt<'a>;
-    type Failure = Failure;
+    type Refusal = ServerError;
 
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         self.client.begin();
@@ -223,7 +223,7 @@ impl EtcdStore {
         }
         // If the answer cannot be read, the transaction may or may not have been carried out.
         transacted(responses.get(new.len()).ok_or(Failure::Closed)?)
-            .inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::NotEtcd(_)))
+            .inspect_err(|failure| self.client.may_be_done |= matches!(failure, Failure::UnexpectedReply(_)))
     }
 
     /// Reads the lock.

@@ -20,7 +20,7 @@ const PORT: u16 = 2379;
 
 /// A cluster, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Cluster {
+pub(in crate::store) struct Cluster {
     /// How each member is reached; at least one.
     pub(super) members: Vec<Endpoint>,
     /// The user and the password, which is never shown.

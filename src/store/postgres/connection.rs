@@ -139,9 +139,9 @@ impl Connection {
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
         self.is_known_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
         match answers {
-            Err(Failure::Refused(refusal)) if refusal.is_of_lost_statement() && !self.prepared.is_empty() => {
+            Err(Failure::Refused(refusal)) if refusal.is_of_missing_statement() && !self.prepared.is_empty() => {
                 self.prepared.forget();
-                Err(Failure::StatementLost)
+                Err(Failure::Refused(refusal.of_lost_statement()))
             }
             answers => answers,
         }

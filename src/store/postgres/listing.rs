@@ -62,11 +62,11 @@ impl Pages {
         let keys = || page.iter().map(|stored| stored.key.as_str());
         if self.condition == IS {
             if keys().any(|key| key != after) {
-                return Err(Failure::OtherKey);
+                return Err(Failure::other_key());
             }
         } else if !iter::once(after.as_str()).chain(keys()).is_sorted_by(|one, next| ascends(one, next)) {
             // Such a server might never come to an end.
-            return Err(Failure::ListingOutOfOrder);
+            return Err(Failure::UnexpectedReply("its list of locks is not in order"));
         }
         self.after = page.last().filter(|_| page.len() == PAGE).map(|last| last.key.clone());
         let key = |stored: Stored| Some((Key::new(stored.key.as_ref()).ok()?, stored));
@@ -127,18 +127,18 @@ impl PostgresStore {
         batch.add("COMMIT", &[]);
         let answers = self.connected_in_time(deadline)?.run(&batch, deadline);
         let answers = answers.map_err(|failure| self.find_mismatch(failure, deadline))?;
-        read_page(answers.into_iter().map(|answer| answer.rows))
+        read_page(answers.into_iter().map(|answer| answer.rows), &self.tables)
     }
 }
 
 /// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the version.
-fn read_page(mut answers: impl Iterator<Item = Vec<Row>>) -> Result<Vec<Stored>, Failure> {
+fn read_page(mut answers: impl Iterator<Item = Vec<Row>>, tables: &Tables) -> Result<Vec<Stored>, Failure> {
     const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
     let (Some(records), Some(queues), Some(facts)) = (answers.next(), answers.next(), answers.next()) else {
         return Err(LACKS_COLUMNS);
     };
     let Some([Some(now_ms), version]) = facts.first().map(|row| &row[..]) else { return Err(LACKS_COLUMNS) };
-    check_version(version.as_deref())?;
+    check_version(version.as_deref(), tables)?;
     let now_ms = now_ms.parse().map_err(|_| LACKS_COLUMNS)?;
     let mut queues = queues.into_iter().peekable();
     let stored = |mut row: Row| {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
-use nix::errno::Errno;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
 use postgres_protocol::escape::escape_identifier;
@@ -23,6 +22,7 @@ use crate::net::stream::Stream;
 use crate::net::tls::{Tls, Verification};
 use crate::net::tls_error::{HandshakeFailure, certificate_alert};
 use crate::store::RetryClass;
+use crate::store::failure::after_unknown_authority;
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
@@ -52,7 +52,10 @@ pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Resu
                 connection.host = at;
                 return Ok(connection);
             }
-            Err(Failure::UnexpectedReply(what)) => failures.push((endpoint, Failure::NotPostgres(what))),
+            Err(Failure::UnexpectedReply(what)) => {
+                let what = format!("sent an unexpected reply: {what}; is it a PostgreSQL server?");
+                failures.push((endpoint, Failure::lasting(what)));
+            }
             Err(failure) => failures.push((endpoint, failure)),
         }
     }
@@ -67,7 +70,7 @@ pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Resu
     let why: Vec<String> = failures.iter().map(explain).collect();
     let troubles = failures.iter().map(|(_, failure)| failure.trouble());
     let trouble = troubles.max().unwrap_or(RetryClass::Unavailable);
-    Err(Failure::NoHost { why: why.join("; "), trouble })
+    Err(Failure::Unsent(trouble, why.join("; ")))
 }
 
 /// An attempt to connect to one host.
@@ -79,7 +82,7 @@ struct Login<'a> {
 
 impl Login<'_> {
     fn connect(&self, tls: Option<&Tls>) -> Result<Connection, Failure> {
-        let stream = dial(self.endpoint, None, self.deadline).map_err(|error| unreachable(&error))?;
+        let stream = dial(self.endpoint, None, self.deadline).map_err(|error| Failure::of_dial(&error, self.server))?;
         let mut connection = match (tls, self.endpoint) {
             (Some(tls), Endpoint::Tcp { host, .. }) => {
                 let mut connection = Connection::over(self.encrypt(stream, tls, host)?);
@@ -108,7 +111,8 @@ impl Login<'_> {
         // Servers older than PostgreSQL 14 do not report `in_hot_standby`. A pooler reports what its server said when the two first met: a
         // standby may have been promoted since. If a primary has become a standby, it rejects the first transaction.
         if !says_primary && connection.is_in_recovery(self.deadline)? {
-            return Err(Failure::Standby);
+            let what = "is a standby, which takes no writes; name the primary in the store's URL";
+            return Err(Failure::Other(RetryClass::Unavailable, what.to_owned()));
         }
         Ok(connection)
     }
@@ -126,11 +130,9 @@ impl Login<'_> {
         match answer {
             [b'S'] => stream.upgrade(tls, host).map_err(|error| self.failed_handshake(&error)),
             [b'N'] if self.server.encryption == Encryption::IfOffered => Ok(stream),
-            [b'N'] => {
-                let why =
-                    "does not offer TLS; turn it on there (ssl = on), or write sslmode=disable in the store's URL";
-                Err(Failure::NotAdmitted(why.to_owned()))
-            }
+            [b'N'] => Err(Failure::lasting(
+                "does not offer TLS; turn it on there (ssl = on), or write sslmode=disable in the store's URL",
+            )),
             _ => Err(Failure::UnexpectedReply("its first words are not PostgreSQL's")),
         }
     }
@@ -150,17 +152,18 @@ impl Login<'_> {
         let asked = connection.next()?;
         let is_bound = matches!(asked, Message::AuthenticationSasl(_) | Message::ErrorResponse(_));
         if self.server.binding == Binding::Required && !is_bound {
-            let why = "does not offer an authentication that is bound to the TLS connection, which channel_binding=require wants";
-            return Err(Failure::NotAdmitted(why.to_owned()));
+            return Err(Failure::lasting(
+                "does not offer an authentication that is bound to the TLS connection, which channel_binding=require \
+                 wants",
+            ));
         }
         match asked {
             Message::AuthenticationOk => Ok(()),
-            Message::AuthenticationCleartextPassword if !self.is_proved(connection) => {
-                let why = "wants the password in clear, and any server could: it has not proved by a verified certificate which one it \
-                           is. Write sslmode=verify-full in the store's URL, and ca=FILE if the authority is your own; or let \
-                           its pg_hba.conf want scram-sha-256 (for a pooler: auth_type)";
-                Err(Failure::NotAdmitted(why.to_owned()))
-            }
+            Message::AuthenticationCleartextPassword if !self.is_proved(connection) => Err(Failure::lasting(
+                "wants the password in clear, and any server could: it has not proved by a verified certificate which \
+                           one it is. Write sslmode=verify-full in the store's URL, and ca=FILE if the authority is \
+                           your own; or let its pg_hba.conf want scram-sha-256 (for a pooler: auth_type)",
+            )),
             Message::AuthenticationCleartextPassword => self.send_password(connection, self.password()?.as_bytes()),
             Message::AuthenticationMd5Password(body) => {
                 let hash = md5_hash(user.as_bytes(), self.password()?.as_bytes(), body.salt());
@@ -176,7 +179,7 @@ impl Login<'_> {
             }
             Message::ErrorResponse(body) => Err(self.rejected(connection, ServerError::read(body.fields()))),
             Message::AuthenticationGss | Message::AuthenticationSspi | Message::AuthenticationKerberosV5 => {
-                Err(Failure::NotAdmitted("wants Kerberos, which lockrun does not speak".to_owned()))
+                Err(Failure::lasting("wants Kerberos, which lockrun does not speak"))
             }
             _ => Err(Failure::UnexpectedReply("its first words are not PostgreSQL's")),
         }
@@ -205,7 +208,7 @@ impl Login<'_> {
         let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
         let (mechanism, binding) = self.binding(connection, offers(SCRAM_SHA_256_PLUS))?;
         if !offers(mechanism) {
-            return Err(Failure::NotAdmitted("wants an authentication that lockrun does not know".to_owned()));
+            return Err(Failure::lasting("wants an authentication that lockrun does not know"));
         }
         let strange = || Failure::UnexpectedReply("its authentication is not SCRAM's");
         let mut scram = ScramSha256::new(self.password()?.as_bytes(), binding);
@@ -217,7 +220,7 @@ impl Login<'_> {
                 scram.update(body.data()).map_err(|_| strange())?;
             }
             Message::AuthenticationSaslContinue(body) => {
-                return Err(Failure::NotAdmitted(format!(
+                return Err(Failure::lasting(format!(
                     "wants the password hashed {} times, and lockrun does so {ROUNDS_MAX} times at most; lower \
                      scram_iterations there, and set the password anew",
                     rounds(body.data())
@@ -231,8 +234,7 @@ impl Login<'_> {
         connection.send(&buffer, self.deadline)?;
         match connection.next()? {
             Message::AuthenticationSaslFinal(body) => scram.finish(body.data()).map_err(|_| {
-                let why = "does not know the password itself: it is not the server that it claims to be";
-                Failure::NotAdmitted(why.to_owned())
+                Failure::lasting("does not know the password itself: it is not the server that it claims to be")
             })?,
             Message::ErrorResponse(body) => return Err(self.rejected(connection, ServerError::read(body.fields()))),
             _ => return Err(strange()),
@@ -247,19 +249,18 @@ impl Login<'_> {
         match connection.server_end_point().filter(|_| is_offered) {
             _ if *binding == Binding::Never => unbound(ChannelBinding::unsupported()),
             Some(end_point) => Ok((SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point))),
-            None if *binding == Binding::Required => {
-                let why = "cannot bind its authentication to the TLS connection, which channel_binding=require wants";
-                Err(Failure::NotAdmitted(why.to_owned()))
-            }
+            None if *binding == Binding::Required => Err(Failure::lasting(
+                "cannot bind its authentication to the TLS connection, which channel_binding=require wants",
+            )),
             None if !connection.is_encrypted() => unbound(ChannelBinding::unsupported()),
             // A server that does offer it learns from this that its offer was withheld from us.
             None if !is_offered => unbound(ChannelBinding::unrequested()),
             // A server in between could show such a certificate to keep the proof from being bound to it.
-            None if !self.is_verified() => {
-                let why = "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
-                           write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is safe";
-                Err(Failure::NotAdmitted(why.to_owned()))
-            }
+            None if !self.is_verified() => Err(Failure::lasting(
+                "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
+                           write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is \
+                           safe",
+            )),
             None => unbound(ChannelBinding::unsupported()),
         }
     }
@@ -273,11 +274,12 @@ impl Login<'_> {
     }
 
     fn password(&self) -> Result<String, Failure> {
-        let found = password::find(self.server, self.endpoint).map_err(Failure::NoPassword)?;
+        let found =
+            password::find(self.server, self.endpoint).map_err(|why| Failure::Unsent(RetryClass::Permanent, why))?;
         found.ok_or_else(|| {
-            let why =
-                "requires a password; give one in the store's URL, with --store-file, in PGPASSWORD or in ~/.pgpass";
-            Failure::NotAdmitted(why.to_owned())
+            Failure::lasting(
+                "requires a password; give one in the store's URL, with --store-file, in PGPASSWORD or in ~/.pgpass",
+            )
         })
     }
 
@@ -301,7 +303,7 @@ impl Login<'_> {
             }
             _ => return self.excluded(refusal),
         };
-        Failure::NotAdmitted(format!("refused the login: {}{advice}", refusal.message))
+        Failure::lasting(format!("refused the login: {}{advice}", refusal.message))
     }
 
     /// Returns the failure for an error message that the server sent after its welcome: pg_hba.conf has admitted us.
@@ -319,7 +321,7 @@ impl Login<'_> {
             "3D000" => "; name a database that exists in the store's URL".to_owned(),
             _ => return Failure::Refused(refusal),
         };
-        Failure::NotAdmitted(format!("refused the login: {}{advice}", refusal.message))
+        Failure::lasting(format!("refused the login: {}{advice}", refusal.message))
     }
 
     /// Returns the failure of a TLS handshake.
@@ -327,14 +329,8 @@ impl Login<'_> {
         if certificate_alert(error).is_some() {
             return Failure::of_stream(error);
         }
-        let has_authority = self.server.tls.ca.is_some();
         let advice = match HandshakeFailure::of(error) {
-            Some(HandshakeFailure::UnknownAuthority) if has_authority => {
-                "; check that ca=FILE in the store's URL names the authority that issued it"
-            }
-            Some(HandshakeFailure::UnknownAuthority) => {
-                "; name the authority's certificate with ?ca=FILE in the store's URL"
-            }
+            Some(HandshakeFailure::UnknownAuthority) => after_unknown_authority(Some(&self.server.tls)),
             // lockrun does not do that by itself: a server in between could break the handshake to make it.
             _ if self.server.encryption == Encryption::IfOffered && error.kind() != io::ErrorKind::TimedOut => {
                 "; if the connection need not be encrypted, write sslmode=disable in the store's URL"
@@ -342,15 +338,6 @@ impl Login<'_> {
             _ => "",
         };
         Failure::Unreachable(format!("{error}{advice}"))
-    }
-}
-
-/// Returns the failure of an attempt to reach the host.
-fn unreachable(error: &io::Error) -> Failure {
-    match error.raw_os_error().map(Errno::from_raw) {
-        // Lasting trouble, and not the server's.
-        Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => Failure::NoResources(error.to_string()),
-        _ => Failure::Unreachable(error.to_string()),
     }
 }
 

@@ -7,7 +7,7 @@ use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
 use super::connection::Row;
 use super::failure::Failure;
-use super::schema::VERSION;
+use super::schema::{Tables, VERSION};
 use super::server_error::ServerError;
 use crate::sys::clock::Moment;
 
@@ -19,10 +19,13 @@ const COLUMNS: [(&str, &[(&str, &str)]); 3] = [
 ];
 
 /// Fails if `version` is that of a later lockrun's tables, or not a number. Without a version the tables count as of this version.
-pub(super) fn check_version(version: Option<&str>) -> Result<(), Failure> {
-    match version.map(str::parse) {
-        Some(Ok(version)) if version > VERSION => Err(Failure::NewerTables(version)),
-        Some(Err(_)) => Err(Failure::ForeignTable("version")),
+pub(super) fn check_version(version: Option<&str>, tables: &Tables) -> Result<(), Failure> {
+    match version.map(str::parse::<i64>) {
+        Some(Ok(version)) if version > VERSION => Err(Failure::lasting(format!(
+            "has tables of version {version} in the schema {}, which this lockrun does not know; install a later one",
+            tables.schema
+        ))),
+        Some(Err(_)) => Err(Failure::foreign_table("version", tables)),
         _ => Ok(()),
     }
 }
@@ -62,14 +65,14 @@ impl PostgresStore {
             rows.iter().any(|row| row.iter().flatten().eq([table, column, kind]))
         };
         if has(("version", "N"), "version")
-            && let Err(newer) = check_version(self.version(deadline)?.as_deref())
+            && let Err(newer) = check_version(self.version(deadline)?.as_deref(), &self.tables)
         {
             return Ok(Some(newer));
         }
         let is_there = |table: &str| rows.iter().any(|row| row.first() == Some(&Some(table.to_owned())));
         let is_foreign =
             |(table, columns): &(&str, &[(&str, &str)])| is_there(table) && !columns.iter().all(|it| has(*it, table));
-        Ok(COLUMNS.into_iter().find(is_foreign).map(|(table, _)| Failure::ForeignTable(table)))
+        Ok(COLUMNS.into_iter().find(is_foreign).map(|(table, _)| Failure::foreign_table(table, &self.tables)))
     }
 
     /// Returns whether there is a table of locks.

@@ -28,10 +28,9 @@ mod writing;
 
 use std::time::Duration;
 
-use super::engine::{Operation, Page, Records, RequestFailure, View};
-use super::{Acquired, Claim, Diagnose, Grant, Held, KeyStatus, Renewed, RequestError, RetryClass, StoreError, Wakeup};
+use super::engine::{Operation, Page, Records, View};
+use super::{Acquired, Claim, Diagnose, Grant, Held, KeyStatus, Renewed, RequestError, RetryClass, Wakeup};
 use crate::lock::key::Key;
-use crate::lock::state::FenceExhausted;
 use crate::net::tls::Tls;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::clock::Moment;
@@ -97,12 +96,13 @@ impl Records for PostgresStore {
         let operation = Operation::Renew { key: &claim.key, token: &claim.token };
         match self.once(operation, |state, view| Ok(state.renew(&claim.token, Some(claim.ttl), view))) {
             Ok(Renewed::Mine) => Ok(Acquired::Mine(Grant { lease_from: Some(now), ..grant })),
-            Ok(Renewed::NotMine(_)) if is_over() => Err(self.failed(&Failure::TooLate)),
+            Ok(Renewed::NotMine(_)) if is_over() => Err(self.failed(&too_late())),
             Ok(Renewed::NotMine(by)) => Ok(Acquired::Held(by.unwrap_or_default())),
             // Another request would get the same lock, which was revoked.
             Ok(Renewed::Revoked(_)) => {
                 self.may_be_done = true;
-                Err(self.failed(&Failure::Revoked))
+                let what = "answered so late that the lock was revoked before the command could start";
+                Err(self.failed(&Failure::lasting(what)))
             }
             Err(failure) => {
                 self.may_be_done = true;
@@ -147,29 +147,15 @@ impl Records for PostgresStore {
         Ok(entry.state()?.is_prunable(unused_for, &View::at(entry.now_ms)))
     }
 
-    fn explain(&self, failure: &Failure) -> StoreError {
-        failure.explain(&self.server)
+    fn server(&self) -> &Server {
+        &self.server
     }
 }
 
-impl From<FenceExhausted> for Failure {
-    fn from(FenceExhausted { last }: FenceExhausted) -> Self {
-        Failure::FenceEnds(last)
-    }
-}
-
-impl RequestFailure for Failure {
-    fn retry_class(&self) -> RetryClass {
-        self.trouble()
-    }
-
-    fn is_contended(&self) -> bool {
-        false
-    }
-
-    fn is_of_record(&self) -> bool {
-        matches!(self, Failure::Broken(_))
-    }
+/// Returns the failure of a lease that expired before we knew that the lock was ours.
+fn too_late() -> Failure {
+    let what = "answered so late that too little of its lease was left to start the command";
+    Failure::Other(RetryClass::Slow, what.to_owned())
 }
 
 impl Diagnose for PostgresStore {

@@ -13,6 +13,7 @@ use super::facts::HAND_OFFS_MAX;
 use super::failure::Failure;
 use super::login;
 use super::reading::Found;
+use super::server_error::ServerError;
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::SecondTrip;
 use crate::lock::state::{ASKS_PER_PLACE, LockState};
@@ -125,8 +126,7 @@ impl<'a> Attempt<'a> {
             Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
                 self.notices = Notices::NotSent;
             }
-            Failure::Refused(refusal) if refusal.is_worth_repeating() => {}
-            Failure::StatementLost => {}
+            Failure::Refused(refusal) if refusal.is_worth_repeating() || refusal.is_of_lost_statement => {}
             failure if failure.is_of_changed_place() => {
                 self.hand_offs_max = self.hand_offs_max.div_ceil(4);
             }
@@ -138,14 +138,14 @@ impl<'a> Attempt<'a> {
             }
             _ => return Err(failure),
         }
-        self.next(if failure.is_of_changed_place() { Failure::PlaceProlonged } else { failure })
+        self.next(if failure.is_of_changed_place() { Failure::Contended } else { failure })
     }
 }
 
 impl Transactions for PostgresStore {
     type Snapshot = Found;
     type Attempt<'a> = Attempt<'a>;
-    type Failure = Failure;
+    type Refusal = ServerError;
 
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         Attempt::first(operation, deadline, self)
@@ -224,7 +224,7 @@ impl PostgresStore {
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
                 Err(failure) if was_open && failure.is_closed() => {}
-                Err(Failure::StatementLost) => {}
+                Err(failure) if failure.is_of_lost_statement() => {}
                 Err(failure) if !was_ended && failure.is_of_ended_session() => was_ended = true,
                 found => return found.map_err(|failure| self.find_mismatch(failure, attempt.answer_by)),
             }
@@ -235,7 +235,7 @@ impl PostgresStore {
     /// help.
     fn after_first_trip(&mut self, failure: Failure, attempt: &mut Attempt<'_>) -> Result<(), Failure> {
         match &failure {
-            Failure::RowDeleted => attempt.creates = true,
+            Failure::Deleted(_) => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
             Failure::Refused(refusal) if attempt.counts_connections && refusal.lacks_rights() => {
                 attempt.counts_connections = false;
@@ -293,8 +293,8 @@ impl PostgresStore {
         let connection = self.connected(deadline)?;
         match connection.run(&tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
-            Err(Failure::Refused(refusal)) if refusal.is_busy() => Err(Failure::CreationBlocked(refusal)),
-            Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::NoTables),
+            Err(Failure::Refused(refusal)) if refusal.is_busy() => Err(Failure::creation_blocked(&refusal, &schema)),
+            Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::no_tables(&self.server)),
             Err(failure) => Err(failure),
         }
     }

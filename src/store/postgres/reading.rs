@@ -78,7 +78,7 @@ pub(super) struct Queue {
 
 impl Found {
     /// Begins a transaction, locks the row, and reads. `visits`: whether the waiter that asks waits without a connection. From when it
-    /// begins, the server has the time that is now left until `carry_out_by`. Fails with [`Failure::RowDeleted`] if there is no row.
+    /// begins, the server has the time that is now left until `carry_out_by`. Fails with [`Failure::ROW_DELETED`] if there is no row.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -111,12 +111,12 @@ impl Found {
             return Err(INCOMPLETE);
         };
         if !connection.is_in_transaction() {
-            return Err(Failure::Unwritten);
+            return Err(Failure::unwritten());
         }
         let (facts, _) = found.rows.first().and_then(|row| row.split_first_chunk()).ok_or(INCOMPLETE)?;
         let [Some(now_ms), Some(process), version] = facts else { return Err(INCOMPLETE) };
-        check_version(version.as_deref())?;
-        let row = locked.rows.pop().ok_or(Failure::RowDeleted)?;
+        check_version(version.as_deref(), tables)?;
+        let row = locked.rows.pop().ok_or(Failure::ROW_DELETED)?;
         let (record, state) = read_record_of(operation.key().as_str(), row)?;
         let waits_by = match process.parse() == Ok(connection.process) {
             false => WaitsBy::Polling,
@@ -258,7 +258,7 @@ pub(super) fn read_record_of(key: &str, row: Row) -> Result<(String, LockState),
         return Err(INCOMPLETE);
     };
     if stored_key != key {
-        return Err(Failure::OtherKey);
+        return Err(Failure::other_key());
     }
     let state = read_record(&record)?;
     Ok((record, state))

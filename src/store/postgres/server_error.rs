@@ -8,6 +8,8 @@ use postgres_protocol::message::backend::ErrorFields;
 use crate::text::escape::escaped;
 
 /// An error message of the server.
+// Each is a fact of its own about the message.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::store) struct ServerError {
     /// The SQLSTATE, five characters.
@@ -20,6 +22,8 @@ pub(in crate::store) struct ServerError {
     pub(super) is_of_standby: bool,
     /// Whether it ended a session that had begun.
     ends_session: bool,
+    /// Whether it says that the session no longer has a statement that it prepared. It is sent again as a whole.
+    pub(super) is_of_lost_statement: bool,
 }
 
 /// The SQLSTATEs of errors that pass by themselves, from "PostgreSQL Error Codes", appendix A of its manual.
@@ -87,6 +91,12 @@ impl ServerError {
         ServerError { ends_session: self.is_fatal, ..self }
     }
 
+    /// Returns the refusal as that of a statement that the session had prepared, and has lost. It says nothing about
+    /// the connection.
+    pub(super) fn of_lost_statement(self) -> Self {
+        ServerError { is_of_lost_statement: true, is_fatal: false, ..self }
+    }
+
     /// Returns the refusal as one with which the server has closed the connection.
     pub(super) fn with_the_connection(self) -> Self {
         ServerError { is_fatal: true, ..self }
@@ -114,14 +124,15 @@ impl ServerError {
     pub(super) fn is_transient(&self) -> bool {
         // Tables that are missing are created.
         self.is_of_standby
+            || self.is_of_lost_statement
             || self.lacks_tables()
             || self.ends_session && !LASTING.contains(&self.code.as_str())
             || TRANSIENT_CLASSES.iter().any(|class| self.code.starts_with(class))
             || TRANSIENT.contains(&self.code.as_str())
     }
 
-    /// Returns whether the session no longer has a statement that it prepared, or can no longer use it because a table has changed.
-    pub(super) fn is_of_lost_statement(&self) -> bool {
+    /// Returns whether the session does not have the statement, or can no longer use it because a table has changed.
+    pub(super) fn is_of_missing_statement(&self) -> bool {
         // invalid_sql_statement_name, feature_not_supported ("cached plan must not change result type")
         self.code == "26000" || self.code == "0A000" && !self.is_of_standby
     }

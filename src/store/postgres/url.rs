@@ -58,7 +58,7 @@ const OTHERS_SCHEMAS: [&str; 2] = ["public", "information_schema"];
 
 /// A database, and how we log in to it.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Server {
+pub(in crate::store) struct Server {
     /// The servers, of which the first that takes writes is used. At least one. Their files for TLS are in `tls`.
     pub(super) hosts: Vec<Endpoint>,
     /// The role.

@@ -13,6 +13,7 @@ use super::reading::{Found, WaitsBy, delete_ended};
 use super::schema::Tables;
 use crate::lock::state::LockState;
 use crate::lock::token::Token;
+use crate::store::RetryClass;
 use crate::store::engine::Transition;
 use crate::store::record_limit::{self, RecordTooLong};
 
@@ -58,9 +59,13 @@ impl Checks {
         let is_recorded = is_recorded && self.own_at.is_none_or(|at| answers.get(at).is_some_and(waits));
         let commit = answers.get(self.commit_at).filter(|answer| answer.tag == "COMMIT");
         match commit {
-            Some(commit) if is_recorded && commit.is_unconfirmed => Err(Failure::Unconfirmed),
+            Some(commit) if is_recorded && commit.is_unconfirmed => {
+                let what = "has committed, but no standby has confirmed that it has received it; see why, and who has \
+                            cancelled the wait for it";
+                Err(Failure::Other(RetryClass::Slow, what.to_owned()))
+            }
             Some(_) if is_recorded => Ok(()),
-            _ => Err(Failure::Unwritten),
+            _ => Err(Failure::unwritten()),
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) type Replies = Vec<Result<Value, Failure>>;
 impl Connection {
     /// Connects to `server`, TLS included, and sends nothing yet.
     pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Failure> {
-        let stream = dial(&server.endpoint, tls, deadline).map_err(Failure::of_dial)?;
+        let stream = dial(&server.endpoint, tls, deadline).map_err(|error| Failure::of_dial(&error, server))?;
         Ok(Connection::over(stream, server))
     }
 
@@ -87,7 +87,7 @@ impl Connection {
         self.stream
             .write_all(&flight)
             .and_then(|()| self.stream.flush())
-            .map_err(|error| Failure::of_stream(&error, "did not accept the request in time"))
+            .map_err(|error| Failure::of_connection(&error))
     }
 
     /// Waits for the answers to `commands`, which were sent. Fails as [`Connection::request_all`] does.
@@ -95,7 +95,7 @@ impl Connection {
         let mut replies = Replies::with_capacity(commands.len());
         for command in commands {
             match self.receive(command, deadline) {
-                Err(refused @ Failure::Refused { .. }) => replies.push(Err(refused)),
+                Err(refused @ Failure::Refused(_)) => replies.push(Err(refused)),
                 Err(unread) => return Err(unread_after(replies.pop().and_then(Result::err), unread)),
                 Ok(reply) => replies.push(Ok(reply)),
             }
@@ -111,7 +111,7 @@ impl Connection {
         for step in std::mem::take(&mut self.unanswered_introduction) {
             match self.answer_to(&step) {
                 Ok(_) => {}
-                Err(refused @ Failure::Refused { .. }) => rejection = rejection.or(Some(refused)),
+                Err(refused @ Failure::Refused(_)) => rejection = rejection.or(Some(refused)),
                 Err(unread) => return Err(unread_after(rejection, unread)),
             }
         }
@@ -131,10 +131,10 @@ impl Connection {
         match answer {
             Ok(Answer::Value(reply)) => Ok(reply),
             Ok(Answer::Error(error)) => Err(Failure::refused(command, error)),
-            Err(Unread::Io(error)) => Err(Failure::of_stream(&error, "did not answer in time")),
+            Err(Unread::Io(error)) => Err(Failure::of_connection(&error)),
             Err(Unread::TooLong) if self.listing_left.is_some() => Err(Failure::ListingTooLong),
             Err(Unread::TooLong) => Err(Failure::too_long(command)),
-            Err(Unread::Protocol) => Err(Failure::NotRedis),
+            Err(Unread::Protocol) => Err(Failure::not_redis()),
         }
     }
 }

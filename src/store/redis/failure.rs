@@ -1,17 +1,14 @@
-//! Why a request to a Redis failed, what may have happened, and what to do.
+//! Why a request to a Redis failed: what only Redis reports, and whether a script may have run.
 
 use std::io;
 
-use anyhow::anyhow;
-use nix::errno::Errno;
 use redis::{Cmd, Value};
 
-use super::reply::UnexpectedReply;
 use super::url::{Role, Server};
 use super::{resp, script};
-use crate::net::endpoint::Endpoint;
-use crate::net::tls_error::{HandshakeFailure, certificate_alert};
-use crate::store::{RetryClass, StoreError, listing_limit};
+use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::store::RetryClass;
+use crate::store::failure::{self, Peer, Refusal};
 use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
@@ -48,150 +45,150 @@ const CLIENT_REJECTED: [&str; 4] = ["DENIED", FULL, "NOAUTH", "ERR Protocol erro
 const UNREAD: [&str; 2] = ["NOPERM", "ERR unknown command"];
 
 /// Why a request failed.
+pub(super) type Failure = failure::Failure<ServerError>;
+
+/// The failure of an answer that no Redis gives to what was asked.
+pub(super) const UNEXPECTED: Failure = Failure::UnexpectedReply("the answer does not fit the request");
+
+/// An error by which the server has rejected a request, or our introduction.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// The server could not be reached: it has seen nothing of the request.
-    Unreachable(io::Error),
-    /// The connection was closed before an answer came.
-    Closed,
-    /// The same, and the server has never answered this process.
-    HungUp,
-    /// The server has rejected our certificate, or requires one, by this TLS alert. It has not read the request.
-    BadCertificate(String),
-    /// No readable answer came in time; says what happened.
-    NoAnswer(&'static str),
-    /// What came is not in Redis's protocol.
-    NotRedis,
-    /// The answer to this command is longer than [`resp::ORDINARY`].
-    TooLong(String),
-    /// A listing is longer than [`listing_limit::BYTES`].
-    ListingTooLong,
-    /// The process cannot wait for the answer.
-    NoWait(Errno),
-    /// The primary is not known. No server was sent the request.
-    NoPrimary {
-        /// Why.
-        why: String,
-        /// Whether it may be known a little later.
-        is_transient: bool,
-    },
-    /// The server has answered, but it is not confirmed, for this reason, that it is still the primary.
-    Unconfirmed(String),
-    /// An answer came that no Redis gives.
-    UnexpectedReply(UnexpectedReply),
-    /// The server has rejected the request, or our introduction.
-    Refused {
-        /// The command.
-        command: String,
-        /// The server's words.
-        error: String,
-        /// Whether it may have run the request all the same.
-        may_have_run: bool,
-    },
+pub(super) struct ServerError {
+    /// The command.
+    pub(super) command: String,
+    /// The server's words.
+    pub(super) error: String,
+    /// Whether it may have run the request all the same.
+    pub(super) may_have_run: bool,
+}
+
+impl Peer for Server {
+    const QUESTION: &'static str = "; is it a Redis server?";
+
+    fn tls_files(&self) -> Option<&TlsFiles> {
+        self.endpoint.tls_files()
+    }
+
+    fn spellings(&self) -> Option<(&'static str, &'static str)> {
+        matches!(self.endpoint, Endpoint::Tcp { .. }).then(|| self.role.schemes())
+    }
+}
+
+impl Refusal for ServerError {
+    type Server = Server;
+
+    fn trouble(&self) -> RetryClass {
+        match &self.error {
+            // It may have room as soon as one of the other clients has gone.
+            error if has_code(error, FULL) => RetryClass::Busy,
+            error if TRANSIENT.iter().any(|code| has_code(error, code)) => RetryClass::Unavailable,
+            _ => RetryClass::Permanent,
+        }
+    }
+
+    fn leaves_outcome_open(&self) -> bool {
+        // It was answered.
+        false
+    }
+
+    fn explain(&self, server: &Server) -> String {
+        explain_refusal(&self.command, &self.error, server)
+    }
+}
+
+impl ServerError {
+    /// Returns the error by which the server has rejected a `command`.
+    fn new(command: &Cmd, mut error: String) -> Self {
+        let command = name_of(command);
+        // Servers quote what they were sent: the beginning of a script, and some also the password.
+        let mut quoted = error.find(", with args beginning with");
+        if command == "AUTH" {
+            quoted = error.find(['\'', '"', '`']);
+        }
+        error.truncate(quoted.unwrap_or(error.len()));
+        let may_have_run = !is_unread(&error);
+        ServerError { command, error: error.trim_end().to_owned(), may_have_run }
+    }
+
+    /// Returns whether the server does not know the command that it has rejected.
+    pub(super) fn is_of_unknown_command(&self) -> bool {
+        self.error.contains("unknown command")
+    }
 }
 
 impl Failure {
-    /// Returns the failure of an attempt to reach a server.
-    pub(super) fn of_dial(error: io::Error) -> Self {
-        certificate_alert(&error).map_or(Failure::Unreachable(error), Failure::BadCertificate)
-    }
-
-    /// Returns the failure of an operation on a stream; `late` says what did not happen if its deadline has passed.
-    pub(super) fn of_stream(error: &io::Error, late: &'static str) -> Self {
-        match certificate_alert(error) {
-            Some(alert) => Failure::BadCertificate(alert),
-            None if error.kind() == io::ErrorKind::TimedOut => Failure::NoAnswer(late),
-            None => Failure::Closed,
+    /// Returns the failure of an operation on a stream. What cannot be decrypted is taken for a connection that was
+    /// closed.
+    pub(super) fn of_connection(error: &io::Error) -> Self {
+        match Failure::of_stream(error) {
+            Failure::UnexpectedReply(_) => Failure::Closed,
+            failure => failure,
         }
     }
 
     /// Returns the failure of a `command` whose answer is too long.
     pub(super) fn too_long(command: &Cmd) -> Self {
-        Failure::TooLong(name_of(command))
+        let what = format!(
+            "answered {} with more than {} MiB, which is longer than anything that lockrun asks for; check the host \
+             and the port in the store's URL, and whether somebody else writes the keys under PREFIX:",
+            name_of(command),
+            resp::ORDINARY / (1024 * 1024)
+        );
+        Failure::Other(RetryClass::Unavailable, what)
+    }
+
+    /// Returns the failure of an answer that is not in Redis's protocol.
+    pub(super) fn not_redis() -> Self {
+        let what = "sent an answer that is not in Redis's protocol; check the host and the port in the store's URL";
+        Failure::Other(RetryClass::Unavailable, what.to_owned())
     }
 
     /// Returns the failure of a `command` that the server has rejected with this `error`.
-    pub(super) fn refused(command: &Cmd, mut error: String) -> Self {
-        let name = name_of(command);
-        // Servers quote what they were sent: the beginning of a script, and some also the password.
-        let mut quoted = error.find(", with args beginning with");
-        if name == "AUTH" {
-            quoted = error.find(['\'', '"', '`']);
-        }
-        error.truncate(quoted.unwrap_or(error.len()));
-        let may_have_run = !is_unread(&error);
-        Failure::Refused { command: name, error: error.trim_end().to_owned(), may_have_run }
+    pub(super) fn refused(command: &Cmd, error: String) -> Self {
+        Failure::Refused(ServerError::new(command, error))
     }
 
     /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way. Whether
     /// the request may have run depends on its own `outcome`: an open server without AUTH runs it all the same.
     pub(super) fn followed_by(self, outcome: Result<Value, Failure>) -> Self {
-        let Failure::Refused { command, error, .. } = self else { return self };
+        let Failure::Refused(rejection) = self else { return self };
         let may_have_run = match outcome {
             Ok(_) => true,
             // Then nothing else is worth mending.
             Err(own) if own.is_of_another_kind_of_server() => return own,
             // A script selects its database before anything else.
-            Err(Failure::Refused { may_have_run, .. }) => may_have_run && command != "SELECT",
-            Err(_) if begins_with_any(&error, &CLIENT_REJECTED) => false,
+            Err(Failure::Refused(own)) => own.may_have_run && rejection.command != "SELECT",
+            Err(_) if begins_with_any(&rejection.error, &CLIENT_REJECTED) => false,
             Err(unread) => return unread,
         };
-        Failure::Refused { command, error, may_have_run }
+        Failure::Refused(ServerError { may_have_run, ..rejection })
     }
 
     /// Returns whether the server lacks the command by which this kind of store is used.
     fn is_of_another_kind_of_server(&self) -> bool {
-        let Failure::Refused { command, error, .. } = self else { return false };
-        matches!(command.as_str(), "EVAL" | "CLUSTER" | "SENTINEL") && error.contains("unknown command")
+        matches!(self, Failure::Refused(refused) if refused.is_of_unknown_command()
+            && matches!(refused.command.as_str(), "EVAL" | "CLUSTER" | "SENTINEL"))
+    }
+
+    /// Returns the failure of a request whose primary is not known: why, and whether it may be a little later.
+    pub(super) fn no_primary(why: String, is_transient: bool) -> Self {
+        Failure::Unsent(if is_transient { RetryClass::Unavailable } else { RetryClass::Permanent }, why)
     }
 
     /// Returns the failure of the confirmation of an answer.
     pub(super) fn of_confirmation(self) -> Self {
         match self {
-            Failure::NoPrimary { why, .. } => Failure::Unconfirmed(why),
+            Failure::Unsent(_, why) => Failure::Demoted(why),
             failure => failure,
         }
-    }
-
-    /// Returns whether the same request may succeed a little later: the server is away, silent, starting, busy, or briefly
-    /// not the primary.
-    pub(super) fn is_transient(&self) -> bool {
-        match self {
-            Failure::Unreachable(error) => !is_for_want_of_resources(error),
-            _ if self.is_unanswered() => true,
-            Failure::NoPrimary { is_transient, .. } => *is_transient,
-            Failure::Refused { error, .. } => TRANSIENT.iter().any(|code| has_code(error, code)),
-            _ => false,
-        }
-    }
-
-    /// Returns the kind of trouble, which decides whether a waiter tries again.
-    pub(super) fn trouble(&self) -> RetryClass {
-        match self {
-            _ if self.is_of_full_server() => RetryClass::Busy,
-            _ if self.is_transient() => RetryClass::Unavailable,
-            _ => RetryClass::Permanent,
-        }
-    }
-
-    /// Returns whether the request may still arrive.
-    pub(super) fn is_unanswered(&self) -> bool {
-        matches!(
-            self,
-            Failure::Closed
-                | Failure::HungUp
-                | Failure::NoAnswer(_)
-                | Failure::NotRedis
-                | Failure::TooLong(_)
-                | Failure::Unconfirmed(_)
-        )
     }
 
     /// Returns whether no server has run any part of the request, or will.
     pub(super) fn cannot_have_run(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::BadCertificate(_) | Failure::NoPrimary { .. } => true,
-            Failure::Refused { may_have_run, .. } => !may_have_run,
+            Failure::Unreachable(_) | Failure::NoResources(_) | Failure::BadCertificate(_) | Failure::Unsent(..) => {
+                true
+            }
+            Failure::Refused(refused) => !refused.may_have_run,
             _ => false,
         }
     }
@@ -199,59 +196,22 @@ impl Failure {
     /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
     pub(super) fn is_of_a_move(&self) -> bool {
         match self {
-            Failure::Unconfirmed(_) => true,
-            Failure::Refused { error, .. } => is_of_a_slot(error) || has_code(error, "READONLY"),
+            Failure::Demoted(_) => true,
+            Failure::Refused(refused) => is_of_a_slot(&refused.error) || has_code(&refused.error, "READONLY"),
             _ => false,
         }
     }
 
-    /// Returns whether the server had no room for another client: it may have as soon as one of the others has gone.
+    /// Returns whether the server had no room for another client.
     pub(super) fn is_of_full_server(&self) -> bool {
-        matches!(self, Failure::Refused { error, .. } if has_code(error, FULL))
+        matches!(self, Failure::Refused(refused) if has_code(&refused.error, FULL))
     }
 
     /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it found
     /// there, or because the key's hash slot is moving.
     pub(super) fn is_of_one_key(&self) -> bool {
-        let Failure::Refused { error, .. } = self else { return false };
+        let Failure::Refused(ServerError { error, .. }) = self else { return false };
         error.contains("WRONGTYPE") || error.contains(" user_script:") || is_of_a_slot(error)
-    }
-
-    /// Describes the failure: what failed, on what, and what to do about it where that is known.
-    pub(super) fn explain(&self, server: &Server) -> StoreError {
-        match self {
-            Failure::Unreachable(error) => anyhow!("cannot reach {server}: {error}{}", after_handshake(error, server)),
-            Failure::Closed => anyhow!("{server} closed the connection before it answered"),
-            Failure::HungUp => anyhow!("{server} closed the connection before it answered{}", after_hang_up(server)),
-            Failure::BadCertificate(alert) if has_certificate(server) => {
-                anyhow!(
-                    "{server} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the store's URL"
-                )
-            }
-            Failure::BadCertificate(alert) => {
-                anyhow!(
-                    "{server} requires a certificate of its clients (TLS alert {alert}); give one with cert=FILE and key=FILE in \
-                     the store's URL"
-                )
-            }
-            Failure::UnexpectedReply(UnexpectedReply) => {
-                anyhow!("unexpected reply from {server}: is it a Redis server?")
-            }
-            Failure::NoAnswer(what) => anyhow!("{server} {what}"),
-            Failure::NotRedis => anyhow!(
-                "{server} sent an answer that is not in Redis's protocol; check the host and the port in the store's URL"
-            ),
-            Failure::TooLong(command) => anyhow!(
-                "{server} answered {command} with more than {} MiB, which is longer than anything that lockrun asks for; check the \
-                 host and the port in the store's URL, and whether somebody else writes the keys under PREFIX:",
-                resp::ORDINARY / (1024 * 1024)
-            ),
-            Failure::NoPrimary { why, .. } => anyhow!("{why}"),
-            Failure::Unconfirmed(why) => anyhow!("{server} may not be the primary any more: {why}"),
-            Failure::ListingTooLong => listing_limit::exceeded(server),
-            Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
-            Failure::Refused { command, error, .. } => explain_refusal(command, error, server),
-        }
     }
 }
 
@@ -264,31 +224,28 @@ fn name_of(command: &Cmd) -> String {
 }
 
 /// Describes that the server has rejected a `command` with this `error`.
-fn explain_refusal(command: &str, error: &str, server: &Server) -> StoreError {
+fn explain_refusal(command: &str, error: &str, server: &Server) -> String {
     if wants_password(error) {
         let parameters = match server.role {
             Role::Sentinel => "?sentinel_password=PASSWORD (and &sentinel_user=NAME if the Sentinels have users)",
             _ => "a password",
         };
-        return anyhow!("{server} requires a password; give {parameters} in the store's URL, or with --store-file");
+        return format!("{server} requires a password; give {parameters} in the store's URL, or with --store-file");
     }
     if error.contains(script::HOLDER_LOST) {
-        return anyhow!(
-            "its record in {server} is broken, {}, so the lock cannot be acquired; make sure that no command runs under it, then free it \
-             with lockrun break",
-            script::HOLDER_LOST
-        );
+        let repair = "make sure that no command runs under it, then free it with lockrun break";
+        return Failure::Broken(format!("{}; {repair}", script::HOLDER_LOST)).explain(server).to_string();
     }
     if error.contains(script::FENCE_ENDS) {
-        return anyhow!("its fence in {server} is {}, and cannot grow any more; use another key", i64::MAX);
+        return Failure::FenceEnds(i64::MAX.unsigned_abs()).explain(server).to_string();
     }
     if error.contains(script::NO_FENCE) || error.contains(script::FENCE_NOT_INTEGER) {
-        return anyhow!(
+        return format!(
             "its fence in {server}, under PREFIX:{{KEY}}:fence, is no number; set it to one that is greater than every fence that \
              was given out"
         );
     }
-    anyhow!("{server} rejects {command}: {}{}", escaped(error), after_refusal(command, error, server.role))
+    format!("{server} rejects {command}: {}{}", escaped(error), after_refusal(command, error, server.role))
 }
 
 /// Returns what to do about this `error`, as a suffix of the message.
@@ -361,59 +318,8 @@ fn is_of_a_slot(error: &str) -> bool {
     SLOT_MOVING.iter().any(|code| has_code(error, code))
 }
 
-/// Returns whether the URL gives us a certificate for this server.
-fn has_certificate(server: &Server) -> bool {
-    matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.identity.is_some())
-}
-
 /// Returns whether the server rejected a request because no password came with it. It rejects a long request before it has
 /// read it, in different words.
 fn wants_password(error: &str) -> bool {
     has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
-}
-
-/// What to do if the server may require a certificate, and the URL gives none.
-const MAY_WANT_CERTIFICATE: &str =
-    "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL";
-
-/// Returns what to do after a failed TLS handshake with `server`, as a suffix of the message.
-fn after_handshake(error: &io::Error, server: &Server) -> String {
-    let has_authority = matches!(&server.endpoint, Endpoint::Tcp { tls: Some(files), .. } if files.ca.is_some());
-    let (without_tls, _) = server.role.schemes();
-    match HandshakeFailure::of(error) {
-        None => String::new(),
-        Some(HandshakeFailure::UnknownAuthority) if has_authority => {
-            "; check that ca=FILE in the store's URL names the authority that issued it".into()
-        }
-        Some(HandshakeFailure::UnknownAuthority) => {
-            "; name the authority's certificate with ?ca=FILE in the store's URL".into()
-        }
-        Some(HandshakeFailure::Rejected) if has_certificate(server) => String::new(),
-        Some(HandshakeFailure::Rejected) => MAY_WANT_CERTIFICATE.into(),
-        Some(HandshakeFailure::NotTls) => {
-            format!("; name the TLS port in the store's URL, or write {without_tls} if it has none")
-        }
-        Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) => {
-            format!(
-                "; if that is not a TLS port, name the TLS port in the store's URL, or write {without_tls} if it has none"
-            )
-        }
-    }
-}
-
-/// Returns why a `server` may have closed the connection at the first request, and what to do, as a suffix of the message.
-fn after_hang_up(server: &Server) -> String {
-    match &server.endpoint {
-        Endpoint::Tcp { tls: None, .. } => {
-            format!("; if that is a TLS port, write {} in the store's URL", server.role.schemes().1)
-        }
-        Endpoint::Tcp { .. } if !has_certificate(server) => MAY_WANT_CERTIFICATE.into(),
-        Endpoint::Unix(_) | Endpoint::Tcp { .. } => String::new(),
-    }
-}
-
-/// Returns whether lockrun, or this machine, has run out of what a connection needs: that does not pass by itself.
-fn is_for_want_of_resources(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }

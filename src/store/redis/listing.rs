@@ -7,7 +7,6 @@ use redis::{Cmd, Value};
 
 use super::failover::ListedPrimary;
 use super::failure::Failure;
-use super::reply::UnexpectedReply;
 use super::script::{LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};
 use crate::lock::key::Key;
@@ -67,9 +66,7 @@ impl RedisStore {
             let still = after.as_ref().map(|after| after.iter().find(|listed| listed.primary.is_still(&primary)));
             let doubt = match still {
                 Ok(Some(ListedPrimary { doubt, .. })) => doubt.as_ref().map(|doubt| doubt.explain(&primary.server)),
-                Ok(None) => {
-                    Some(Failure::Unconfirmed("another one has taken its place".into()).explain(&primary.server))
-                }
+                Ok(None) => Some(Failure::Demoted("another one has taken its place".into()).explain(&primary.server)),
                 Err(failure) => Some(failure.explain(&primary.server)),
             };
             if doubt.is_none() || may_be_doubted && matches!(still, Ok(Some(_))) {
@@ -108,7 +105,7 @@ impl RedisStore {
         loop {
             let scan = redis::cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).take();
             let (next, names) =
-                reply::read_scan(&self.answer(&scan)?).map_err(|unexpected| self.explain_unexpected(unexpected))?;
+                reply::read_scan(&self.answer(&scan)?).map_err(|failure| failure.explain(&self.server))?;
             found.extend(names.iter().filter_map(|name| keys::of_fence(&self.server.prefix, name)));
             if next == "0" {
                 return Ok(found.into_iter().filter_map(|key| Key::new(key.as_ref()).ok()).collect());
@@ -123,7 +120,7 @@ impl RedisStore {
         &mut self,
         keys: &[Key],
         script: impl Fn(&Self, &Key) -> Cmd,
-        read: impl Fn(Key, &Value) -> Result<Option<T>, UnexpectedReply>,
+        read: impl Fn(Key, &Value) -> Result<Option<T>, Failure>,
     ) -> Result<Listing<T>, StoreError> {
         let mut listing = Listing { found: Vec::with_capacity(keys.len()), unreadable: Vec::new() };
         let mut counter = Counter::new("looking at locks", Some(keys.len()));
@@ -135,7 +132,7 @@ impl RedisStore {
             let (asked, left) = rest.split_at(answers.len());
             rest = left;
             for (key, answer) in asked.iter().zip(answers) {
-                match answer.and_then(|reply| read(key.clone(), &reply).map_err(Failure::UnexpectedReply)) {
+                match answer.and_then(|reply| read(key.clone(), &reply)) {
                     Ok(found) => listing.found.extend(found),
                     Err(failure) => {
                         let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));

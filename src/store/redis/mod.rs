@@ -49,7 +49,6 @@ use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use failover::{Primary, PrimaryLocator};
 use failure::Failure;
-use reply::UnexpectedReply;
 use script::{ACQUIRE, LIST, RELEASE, RENEW, RESERVE, REVOKE, Script};
 use url::{Failover, Server, Site};
 
@@ -160,7 +159,7 @@ impl RedisStore {
             WhenFull::AskAgain => self.run(script, self.timeout),
             WhenFull::Fail => self.run_unless_full(script, self.timeout),
         };
-        self.in_flight |= self.has_resent || reply.as_ref().is_err_and(Failure::is_unanswered);
+        self.in_flight |= self.has_resent || reply.as_ref().is_err_and(Failure::leaves_outcome_open);
         reply
     }
 
@@ -182,7 +181,7 @@ impl RedisStore {
         let script = script.arg(max_waiting(if_held)).arg(claim.once_per.map_or(0, millis)).take();
         let sent_at = Moment::now();
         let reply = self.request(&script)?;
-        reply::read_acquisition(&reply, sent_at).map_err(Failure::UnexpectedReply)
+        reply::read_acquisition(&reply, sent_at)
     }
 
     /// Makes sure that a request of a finished claim that is still on its way acquires nothing.
@@ -266,7 +265,7 @@ impl Store for RedisStore {
         // Nothing else would release a lock that never expires.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
-        reply::read_release(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))
+        reply::read_release(&reply).map_err(|failure| failure.explain(&self.server))
     }
 
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request under
@@ -310,13 +309,12 @@ impl RedisStore {
     fn revoke_named(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let only = fence.map(|fence| fence.to_string()).unwrap_or_default();
         let naming = self.bare_script(&REVOKE, key).arg("").arg("").arg(u8::from(now)).arg(only).take();
-        let targets =
-            reply::read_targets(&self.answer(&naming)?).map_err(|unexpected| self.explain_unexpected(unexpected))?;
+        let targets = reply::read_targets(&self.answer(&naming)?).map_err(|failure| failure.explain(&self.server))?;
         let mut script = self.bare_script(&REVOKE, key);
         let script = script.arg(&targets.names).arg(json!(by).to_string()).arg(u8::from(now)).arg("").take();
         self.has_resent = false;
         let reply = self.answer(&script)?;
-        let revoked = reply::read_revocation(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))?;
+        let revoked = reply::read_revocation(&reply).map_err(|failure| failure.explain(&self.server))?;
         Ok(if self.has_resent { targets.merged_with(revoked) } else { revoked })
     }
 }
@@ -334,7 +332,7 @@ impl Sequences for RedisStore {
         let script = script.take();
         let sent_at = Moment::now();
         let reply = self.request(&script).map_err(|failure| self.failed(&failure))?;
-        Ok(reply::read_reservation(&reply, sent_at).map_err(|unexpected| self.explain_unexpected(unexpected))?)
+        Ok(reply::read_reservation(&reply, sent_at).map_err(|failure| failure.explain(&self.server))?)
     }
 }
 
@@ -361,18 +359,14 @@ impl RedisStore {
     /// Returns what is known of a key.
     fn status(&mut self, key: &Key) -> Result<KeyStatus, StoreError> {
         let reply = self.answer(&self.bare_script(&LIST, key))?;
-        reply::read_status(key.clone(), &reply).map_err(|unexpected| self.explain_unexpected(unexpected))
+        reply::read_status(key.clone(), &reply).map_err(|failure| failure.explain(&self.server))
     }
 
     /// Renews by `ttl` ms, as the script takes it.
     fn send_renewal(&mut self, key: &Key, token: &Token, ttl: i64, of_run: bool) -> Result<Renewed, StoreError> {
         let script = self.script(&RENEW, key, token).arg(ttl).arg(u8::from(of_run)).take();
         let reply = self.answer(&script)?;
-        reply::read_renewal(&reply).map_err(|unexpected| self.explain_unexpected(unexpected))
-    }
-
-    fn explain_unexpected(&self, unexpected: UnexpectedReply) -> StoreError {
-        Failure::UnexpectedReply(unexpected).explain(&self.server)
+        reply::read_renewal(&reply).map_err(|failure| failure.explain(&self.server))
     }
 }
 

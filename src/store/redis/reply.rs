@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::failure::{Failure, UNEXPECTED};
 use super::holder_json::{Info, past, success};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
@@ -13,12 +14,8 @@ use crate::store::{
 };
 use crate::sys::clock::Moment;
 
-/// A reply that none of our scripts gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UnexpectedReply;
-
 /// Reads the acquire script's reply to a request that left at `sent_at`.
-pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Acquired, UnexpectedReply> {
+pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Acquired, Failure> {
     match fields(reply) {
         [Value::Int(1), fence, Value::Int(slot)] => Ok(Acquired::Mine(grant(fence, *slot, sent_at)?)),
         [Value::Int(0), holder, Value::Int(place), Value::Int(look_in), last_fence, Value::Int(withheld)] => {
@@ -26,27 +23,27 @@ pub(super) fn read_acquisition(reply: &Value, sent_at: Moment) -> Result<Acquire
                 withheld: millis(*withheld).filter(|span| !span.is_zero()),
                 place: u64::try_from(*place).ok(),
                 look_in: millis(*look_in),
-                last_fence: text(last_fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
+                last_fence: text(last_fence).and_then(|fence| fence.parse().ok()).ok_or(UNEXPECTED)?,
                 ..read_holder(holder).unwrap_or_default()
             }))
         }
         [Value::Int(2), Value::Int(began), Value::Int(now)] => {
-            let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UnexpectedReply);
+            let unix_ms = |time: &i64| u64::try_from(*time).map_err(|_| UNEXPECTED);
             Ok(Acquired::NotNeeded(RecentSuccess { began_ms: unix_ms(began)?, now_ms: unix_ms(now)? }))
         }
-        _ => Err(UnexpectedReply),
+        _ => Err(UNEXPECTED),
     }
 }
 
 /// Reads the release script's reply.
-pub(super) fn read_release(reply: &Value) -> Result<Released, UnexpectedReply> {
+pub(super) fn read_release(reply: &Value) -> Result<Released, Failure> {
     match fields(reply) {
         [Value::Int(0), holder] => Ok(Released::NotMine(read_holder(holder))),
         [Value::Int(1), Value::Int(1)] => Ok(Released::Retained),
         [Value::Int(1), Value::Int(0)] => Ok(Released::Free),
         [Value::Int(1), Value::Int(_)] => Ok(Released::NotMine(None)),
         [Value::Int(2)] => Ok(Released::WhenItEnds),
-        _ => Err(UnexpectedReply),
+        _ => Err(UNEXPECTED),
     }
 }
 
@@ -75,13 +72,13 @@ impl RevocationTargets {
 }
 
 /// Reads the reply of `revoke.lua` without names. Fails if it is none.
-pub(super) fn read_targets(reply: &Value) -> Result<RevocationTargets, UnexpectedReply> {
-    let [Value::BulkString(names), from, Value::Int(untold)] = fields(reply) else { return Err(UnexpectedReply) };
+pub(super) fn read_targets(reply: &Value) -> Result<RevocationTargets, Failure> {
+    let [Value::BulkString(names), from, Value::Int(untold)] = fields(reply) else { return Err(UNEXPECTED) };
     Ok(RevocationTargets { names: names.clone(), from: read_holders(from), may_run_unaware: *untold > 0 })
 }
 
 /// Reads the reply of `revoke.lua` with names. Fails if it is none.
-pub(super) fn read_revocation(reply: &Value) -> Result<Revoked, UnexpectedReply> {
+pub(super) fn read_revocation(reply: &Value) -> Result<Revoked, Failure> {
     match fields(reply) {
         [Value::Int(0)] => Ok(Revoked::Free),
         [Value::Int(1), others] => Ok(Revoked::Others(read_holders(others))),
@@ -89,30 +86,28 @@ pub(super) fn read_revocation(reply: &Value) -> Result<Revoked, UnexpectedReply>
             let (from, free_in) = (read_holders(taken), millis(*free_in).unwrap_or_default());
             Ok(Revoked::From { from, living: Vec::new(), free_in, may_run_unaware: *untold > 0 })
         }
-        _ => Err(UnexpectedReply),
+        _ => Err(UNEXPECTED),
     }
 }
 
 /// Reads the reserve script's reply to a request that left at `sent_at`.
-pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, UnexpectedReply> {
+pub(super) fn read_reservation(reply: &Value, sent_at: Moment) -> Result<Reserved, Failure> {
     match fields(reply) {
-        [Value::Int(1), fence, value] => {
-            Ok(Reserved::Mine(grant(fence, 0, sent_at)?, text(value).ok_or(UnexpectedReply)?))
-        }
+        [Value::Int(1), fence, value] => Ok(Reserved::Mine(grant(fence, 0, sent_at)?, text(value).ok_or(UNEXPECTED)?)),
         [Value::Int(0)] => Ok(Reserved::Taken),
-        [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(UnexpectedReply)?)),
+        [Value::Int(2), last] => Ok(Reserved::NoNext(text(last).ok_or(UNEXPECTED)?)),
         [Value::Int(4), Value::Int(span)] => Ok(Reserved::Withheld(millis(*span).unwrap_or_default())),
         [Value::Int(3), last] => Ok(Reserved::LastChanged(text(last).filter(|last| !last.is_empty()))),
-        _ => Err(UnexpectedReply),
+        _ => Err(UNEXPECTED),
     }
 }
 
 /// Reads the reply of `list.lua` about `key`.
-pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
+pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Failure> {
     let [Value::Int(now), fence, holders, waiters, last, value, Value::Int(withheld)] = fields(reply) else {
-        return Err(UnexpectedReply);
+        return Err(UNEXPECTED);
     };
-    let now_ms = u64::try_from(*now).map_err(|_| UnexpectedReply)?;
+    let now_ms = u64::try_from(*now).map_err(|_| UNEXPECTED)?;
     let holder = |holder: &Value| {
         let [Value::Int(held_for), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
             return None;
@@ -144,7 +139,7 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
     Ok(KeyStatus {
         key,
         now_ms,
-        fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?,
+        fence: text(fence).and_then(|fence| fence.parse().ok()).ok_or(UNEXPECTED)?,
         holders,
         waiters: fields(waiters).iter().filter_map(waiter).collect(),
         last: past(last.as_bytes()),
@@ -155,18 +150,18 @@ pub(super) fn read_status(key: Key, reply: &Value) -> Result<KeyStatus, Unexpect
 }
 
 /// Reads the answer to SCAN: the next cursor, and the names that were found.
-pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), UnexpectedReply> {
-    let [cursor, names] = fields(reply) else { return Err(UnexpectedReply) };
-    Ok((text(cursor).ok_or(UnexpectedReply)?, fields(names).iter().filter_map(text).collect()))
+pub(super) fn read_scan(reply: &Value) -> Result<(String, Vec<String>), Failure> {
+    let [cursor, names] = fields(reply) else { return Err(UNEXPECTED) };
+    Ok((text(cursor).ok_or(UNEXPECTED)?, fields(names).iter().filter_map(text).collect()))
 }
 
 /// Reads the renew script's reply.
-pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, UnexpectedReply> {
+pub(super) fn read_renewal(reply: &Value) -> Result<Renewed, Failure> {
     match fields(reply) {
         [Value::Int(1)] => Ok(Renewed::Mine),
         [Value::Int(0), holder] => Ok(Renewed::NotMine(read_holder(holder))),
         [Value::Int(2), Value::BulkString(by)] => Ok(Renewed::Revoked(serde_json::from_slice(by).unwrap_or_default())),
-        _ => Err(UnexpectedReply),
+        _ => Err(UNEXPECTED),
     }
 }
 
@@ -218,9 +213,9 @@ pub(super) fn read_mail(reply: &Value) -> Wakeup {
 }
 
 /// Returns the grant that a request sent at `sent_at` has acquired.
-fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, UnexpectedReply> {
-    let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(UnexpectedReply)?;
-    let slot = u32::try_from(slot).map_err(|_| UnexpectedReply)?;
+fn grant(fence: &Value, slot: i64, sent_at: Moment) -> Result<Grant, Failure> {
+    let fence = text(fence).and_then(|fence| fence.parse().ok()).ok_or(UNEXPECTED)?;
+    let slot = u32::try_from(slot).map_err(|_| UNEXPECTED)?;
     Ok(Grant { fence, slot, lease_from: Some(sent_at), by_hand_off: false })
 }
 
@@ -248,7 +243,7 @@ mod tests {
         let sent_at = Moment::from_boot(Duration::from_secs(1));
         let reply = array([Value::Int(1), bulk("7"), Value::Int(2)]);
         let grant = Grant { fence: 7, slot: 2, lease_from: Some(sent_at), by_hand_off: false };
-        assert_eq!(read_acquisition(&reply, sent_at), Ok(Acquired::Mine(grant)));
+        assert_eq!(read_acquisition(&reply, sent_at).expect("is read"), Acquired::Mine(grant));
     }
 
     #[test]

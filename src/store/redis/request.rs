@@ -50,7 +50,7 @@ impl RedisStore {
             if !is_of_a_move || Moment::now() + pause >= deadline {
                 return Err(failure);
             }
-            self.has_resent |= failure.is_unanswered();
+            self.has_resent |= failure.leaves_outcome_open();
             thread::sleep(pause);
         }
     }
@@ -97,12 +97,12 @@ impl RedisStore {
     /// Runs a script on the present server; sends its text if the server rejects the hash.
     fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         match self.send(script, deadline) {
-            Err(Failure::Refused { command, error, may_have_run }) => match script::in_full(script, &error) {
+            Err(Failure::Refused(rejection)) => match script::in_full(script, &rejection.error) {
                 Some(full) => {
                     self.contact = ScriptCache::Answered;
                     self.send(&full, deadline)
                 }
-                None => Err(Failure::Refused { command, error, may_have_run }),
+                None => Err(Failure::Refused(rejection)),
             },
             reply => reply,
         }
@@ -130,7 +130,7 @@ impl RedisStore {
             Err(Failure::Closed) if self.contact == ScriptCache::NotYet => return Err(Failure::HungUp),
             Err(_) => {}
         }
-        if !reply.as_ref().is_err_and(Failure::is_unanswered) {
+        if !reply.as_ref().is_err_and(Failure::leaves_outcome_open) {
             self.contact = self.contact.max(ScriptCache::Answered);
         }
         reply

@@ -74,7 +74,7 @@ impl Missing {
                 command.arg(if *word == KEY { key } else { word });
             }
             match ask(&command) {
-                Err(Failure::Refused { error, .. }) => missing.note(name, &error),
+                Err(Failure::Refused(rejection)) => missing.note(name, &rejection.error),
                 other => other?,
             }
         }

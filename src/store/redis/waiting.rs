@@ -53,7 +53,7 @@ fn pop(
             Ok(WakeReason::Signal(signal)) => return Ok(Wakeup::Signal(signal)),
             Ok(WakeReason::Ready) => break,
             Ok(WakeReason::Resumed) => {}
-            Ok(WakeReason::Time) => return Err(Failure::NoAnswer("did not answer in time")),
+            Ok(WakeReason::Time) => return Err(Failure::Silent),
             Err(errno) => return Err(Failure::NoWait(errno)),
         }
     }

@@ -99,7 +99,7 @@ pub(super) fn judge(
     if !is_complete {
         let may_create = schema_rights.map_or(*may_create_schemas, |schema| schema.may_create && schema.may_use);
         if !may_create {
-            diagnostics.push(Diagnostic::unusable(Failure::NoTables.explain(server).to_string(), ""));
+            diagnostics.push(Diagnostic::unusable(Failure::no_tables(server).explain(server).to_string(), ""));
         }
         if !diagnostics.is_empty() {
             return (diagnostics, Readiness::Unusable);

@@ -42,7 +42,7 @@ impl Session {
     fn try_ask(&mut self, command: &Cmd) -> Result<Option<Value>, Failure> {
         match self.ask(command) {
             Ok(reply) => Ok(Some(reply)),
-            Err(Failure::Refused { .. }) => Ok(None),
+            Err(Failure::Refused(_)) => Ok(None),
             Err(failure) => Err(failure),
         }
     }
@@ -108,9 +108,9 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let mut session = Session { connection, timeout: store.timeout };
 
     let hello = match server::ask(&mut session) {
-        Err(Failure::Refused { command, error, .. }) if command == "SELECT" && error.starts_with("NOPERM") => {
+        Err(Failure::Refused(refused)) if refused.command == "SELECT" && refused.error.starts_with("NOPERM") => {
             let mut missing = Missing::default();
-            missing.note("select", &error);
+            missing.note("select", &refused.error);
             diagnostics.extend(missing.diagnostics(&server));
             return Ok(());
         }

@@ -20,8 +20,8 @@ use super::{Address, ListedPrimary, Primary, majority};
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
-use crate::store::redis::failure::Failure;
-use crate::store::redis::reply::{UnexpectedReply, text};
+use crate::store::redis::failure::{Failure, UNEXPECTED};
+use crate::store::redis::reply::text;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
@@ -302,7 +302,7 @@ impl Cluster {
             ),
         };
         let is_transient = !views.is_empty() || self.panel.failure().is_none_or(|(_, failure)| failure.is_transient());
-        Failure::NoPrimary { why, is_transient }
+        Failure::no_primary(why, is_transient)
     }
 
     /// Returns where a node is.
@@ -376,10 +376,9 @@ fn agreed<'a>(views: &[&'a View], is_meant: impl Fn(&Node) -> bool) -> Option<&'
 impl View {
     /// Reads the answer of `node` to CLUSTER NODES, to learn which primary has `slot`.
     fn read(node: &Server, replies: Replies, slot: u16) -> Result<Self, Failure> {
-        let unexpected = || Failure::UnexpectedReply(UnexpectedReply);
-        let reply = replies.into_iter().next().ok_or_else(unexpected)??;
-        let Value::BulkString(listed) = &reply else { return Err(unexpected()) };
-        str::from_utf8(listed).ok().and_then(|listed| View::parse(listed, node, slot)).ok_or_else(unexpected)
+        let reply = replies.into_iter().next().ok_or(UNEXPECTED)??;
+        let Value::BulkString(listed) = &reply else { return Err(UNEXPECTED) };
+        str::from_utf8(listed).ok().and_then(|listed| View::parse(listed, node, slot)).ok_or(UNEXPECTED)
     }
 
     /// Returns whether both are of one cluster: they know each other.

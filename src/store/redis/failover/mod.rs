@@ -111,7 +111,7 @@ impl PrimaryLocator {
             self.do_with(|sentinels| sentinels.read_primary(deadline), |cluster| cluster.read_primary(slot, deadline));
         match found {
             Ok(found) if found.is_still(primary) => Ok(()),
-            Ok(found) => Err(Failure::Unconfirmed(format!("it is {} now", found.server))),
+            Ok(found) => Err(Failure::Demoted(format!("it is {} now", found.server))),
             Err(failure) => Err(failure.of_confirmation()),
         }
     }

@@ -18,8 +18,8 @@ use super::quorum::{Quorum, half_left};
 use super::{Address, Primary, majority};
 use crate::net::tls::Tls;
 use crate::store::redis::connection::Replies;
-use crate::store::redis::failure::Failure;
-use crate::store::redis::reply::{UnexpectedReply, text};
+use crate::store::redis::failure::{Failure, UNEXPECTED};
+use crate::store::redis::reply::text;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
@@ -179,25 +179,25 @@ impl Sentinels {
         let are_too_few = are_too_few(views, named);
         let all = if are_too_few { count(views, named) } else { count(fitting(views, named), named) };
         let unknown =
-            |failure: &Failure| matches!(failure, Failure::Refused { error, .. } if error.contains("No such master"));
+            |failure: &Failure| matches!(failure, Failure::Refused(own) if own.error.contains("No such master"));
         match self.panel.failure() {
-            Some((sentinel, failure)) if views.is_empty() && unknown(failure) => Failure::NoPrimary {
-                why: format!(
+            Some((sentinel, failure)) if views.is_empty() && unknown(failure) => Failure::no_primary(
+                format!(
                     "{sentinel} does not know the service {service:?}; check the name behind the / in the store's URL"
                 ),
-                is_transient: false,
-            },
+                false,
+            ),
             _ if are_too_few => {
                 let knows_most = views.iter().max_by_key(|view| view.others).map_or("", |view| &view.at);
-                Failure::NoPrimary {
-                    why: format!(
+                Failure::no_primary(
+                    format!(
                         "the primary of {service:?} cannot be confirmed: {knows_most} is one of {all}, so {} must agree, and the \
                          store's URL names only {named}; name all Sentinels of the service there, or run SENTINEL RESET {service} on \
                          each Sentinel if some no longer exist",
                         majority(all)
                     ),
-                    is_transient: false,
-                }
+                    false,
+                )
             }
             failed => {
                 let mut because = self.panel.why();
@@ -211,18 +211,15 @@ impl Sentinels {
                     because = format!("{because}; they name {named} (lockrun doctor lists which names which)");
                 }
                 let ids: BTreeSet<&str> = views.iter().map(|view| view.id.as_str()).collect();
-                Failure::NoPrimary {
-                    why: format!(
-                        "the primary of {service:?} is not known: of its {all} Sentinels {} answered, and not {} agree{because}",
-                        ids.len(),
-                        majority(all)
-                    ),
-                    is_transient: views
-                        .is_empty()
-                        .then_some(failed)
-                        .flatten()
-                        .is_none_or(|(_, why)| why.is_transient()),
-                }
+                let failed = failed.filter(|_| views.is_empty());
+                let is_transient = failed.is_none_or(|(_, why)| why.is_transient());
+                let why = format!(
+                    "the primary of {service:?} is not known: of its {all} Sentinels {} answered, and not {} \
+                     agree{because}",
+                    ids.len(),
+                    majority(all)
+                );
+                Failure::no_primary(why, is_transient)
             }
         }
     }
@@ -277,21 +274,20 @@ impl SentinelView {
 
     /// Reads the answers of a `sentinel` to the questions.
     fn read(sentinel: &Server, replies: Replies) -> Result<Self, Failure> {
-        let unexpected = || Failure::UnexpectedReply(UnexpectedReply);
         let mut replies = replies.into_iter();
         let mut next = || replies.next().unwrap_or(Ok(Value::Nil));
         let (id, address, master) = (next()?, next()?, next()?);
-        let id = text(&id).ok_or_else(unexpected)?;
-        let Value::Array(address) = address else { return Err(unexpected()) };
-        let [host, port] = &address[..] else { return Err(unexpected()) };
+        let id = text(&id).ok_or(UNEXPECTED)?;
+        let Value::Array(address) = address else { return Err(UNEXPECTED) };
+        let [host, port] = &address[..] else { return Err(UNEXPECTED) };
         let port: Option<u16> = text(port).and_then(|port| port.parse().ok());
-        let address = (text(host).ok_or_else(unexpected)?, port.ok_or_else(unexpected)?);
+        let address = (text(host).ok_or(UNEXPECTED)?, port.ok_or(UNEXPECTED)?);
         let master = Fields::of(&master);
         // At the end of a failover the address is already that of the new primary, while the rest still describes the old
         // one.
         let is_its = master.text("ip").as_ref() == Some(&address.0) && master.number("port") == Some(address.1.into());
         let standing = master.number("role-reported-time").filter(|_| is_its).unwrap_or(0);
-        let epoch = master.number("config-epoch").ok_or_else(unexpected)?;
+        let epoch = master.number("config-epoch").ok_or(UNEXPECTED)?;
         let others = master.number("num-other-sentinels").and_then(|others| usize::try_from(others).ok());
         Ok(SentinelView { at: sentinel.to_string(), id, address, epoch, standing, others: others.unwrap_or(0) })
     }

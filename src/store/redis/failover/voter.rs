@@ -116,7 +116,7 @@ impl Voter {
                     Err(failure) => self.fail(failure),
                 }
             }
-            Some(unanswered) if Moment::now().since(unanswered.since) > SILENCE_MAX => self.fail(silent()),
+            Some(unanswered) if Moment::now().since(unanswered.since) > SILENCE_MAX => self.fail(Failure::Silent),
             // Nothing was asked, so this is the end of the stream.
             None if has_come => self.connection = ConnectionState::Closed,
             _ => {}
@@ -131,7 +131,7 @@ impl Voter {
         if matches!(self.connection, ConnectionState::Closed) {
             match Dialing::start(&self.server.endpoint, deadline) {
                 Ok(dialing) => self.connection = ConnectionState::Dialing(Box::new(dialing)),
-                Err(error) => self.fail(Failure::of_dial(error)),
+                Err(error) => self.fail(Failure::of_dial(&error, &self.server)),
             }
         }
         let (ConnectionState::Open(connection), None) = (&mut self.connection, &self.unanswered) else { return };
@@ -185,7 +185,7 @@ impl Voter {
                     Ok(Progress::Done(stream)) => {
                         self.connection = ConnectionState::Open(Connection::over(stream, &self.server));
                     }
-                    Err(error) => self.fail(Failure::of_dial(error)),
+                    Err(error) => self.fail(Failure::of_dial(&error, &self.server)),
                 }
                 self.ask(questions, deadline);
             }
@@ -197,7 +197,7 @@ impl Voter {
                     self.unanswered.take().map_or_else(|| Arc::clone(questions), |unanswered| unanswered.questions);
                 let replies = connection.receive_all(&asked, deadline.min(Moment::now() + SILENCE_MAX));
                 self.connection = ConnectionState::Open(connection);
-                self.has_answered |= matches!(replies, Ok(_) | Err(Failure::Refused { .. }));
+                self.has_answered |= matches!(replies, Ok(_) | Err(Failure::Refused(_)));
                 let is_answer = self.round_state == RoundState::Asked;
                 match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
                     Ok(Some(answer)) => {
@@ -216,7 +216,7 @@ impl Voter {
     /// Ends the child process that looks up its name, if it still runs.
     pub(super) fn end_look_up(&mut self) {
         if matches!(&self.connection, ConnectionState::Dialing(dialing) if dialing.is_looking_up()) {
-            self.fail(Failure::Unreachable(too_slow()));
+            self.fail(Failure::of_dial(&too_slow(), &self.server));
         }
     }
 
@@ -226,12 +226,13 @@ impl Voter {
             return;
         }
         match std::mem::replace(&mut self.connection, ConnectionState::Closed) {
-            ConnectionState::Open(_) => self.fail(silent()),
+            ConnectionState::Open(_) => self.fail(Failure::Silent),
             ConnectionState::Dialing(mut dialing) => {
                 // So that it says which step was too slow.
                 dialing.set_deadline(Moment::now());
                 let error = dialing.go_on(self.tls.as_ref()).err();
-                self.fail(Failure::of_dial(error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into())));
+                let error = error.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into());
+                self.fail(Failure::of_dial(&error, &self.server));
             }
             ConnectionState::Closed => {}
         }
@@ -246,10 +247,6 @@ impl Voter {
             failure => failure,
         });
     }
-}
-
-fn silent() -> Failure {
-    Failure::NoAnswer("did not answer in time")
 }
 
 fn is_readable(connection: &Connection) -> bool {

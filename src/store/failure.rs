@@ -1,0 +1,247 @@
+//! Why a request to a server failed: the same kinds, words and consequences for every store with a server.
+
+use std::fmt::{Debug, Display};
+use std::io;
+
+use anyhow::anyhow;
+use nix::errno::Errno;
+
+use super::record_limit::RecordTooLong;
+use super::{RetryClass, StoreError, listing_limit};
+use crate::lock::state::FenceExhausted;
+use crate::net::endpoint::TlsFiles;
+use crate::net::tls_error::{HandshakeFailure, certificate_alert};
+use crate::text::escape::escaped;
+
+/// Why a request failed. `R` is how this kind of server rejects one.
+#[derive(Clone, Debug)]
+pub enum Failure<R> {
+    /// The server could not be reached, so it has seen nothing of the request.
+    Unreachable(String),
+    /// The process has no descriptor or memory left for a connection.
+    NoResources(String),
+    /// The process cannot wait for the answer.
+    NoWait(Errno),
+    /// The server rejects our certificate, or requires one, with this TLS alert. It has not read the request.
+    BadCertificate(String),
+    /// The connection was closed before an answer came.
+    Closed,
+    /// The same, and the server has never answered this process: it may expect another kind of connection.
+    HungUp,
+    /// No answer came in time.
+    Silent,
+    /// The server began to answer, but did not finish in time.
+    Slow,
+    /// The answer is not one that such a server gives: what is wrong with it.
+    UnexpectedReply(&'static str),
+    /// The server has answered, but may no longer be the primary, for this reason.
+    Demoted(String),
+    /// Others changed the lock before each of our attempts.
+    Contended,
+    /// What stores the lock was deleted before each of our attempts: what that is, in the plural.
+    Deleted(&'static str),
+    /// What is stored of this lock cannot be read: why, and what to do.
+    Broken(String),
+    /// The record of this lock would become too long.
+    RecordTooLong(RecordTooLong),
+    /// A listing is longer than [`listing_limit::BYTES`].
+    ListingTooLong,
+    /// The fence of this lock, which is this number, cannot grow.
+    FenceEnds(u64),
+    /// The server has rejected the request.
+    Refused(R),
+    /// What else the server does, as it follows the server's name.
+    Other(RetryClass, String),
+    /// No server was sent the request, for a reason that is a message by itself.
+    Unsent(RetryClass, String),
+}
+
+/// How one kind of server rejects a request.
+pub trait Refusal: Debug {
+    /// What rejects.
+    type Server: Peer;
+
+    /// Returns whether, and how soon, the same request may succeed.
+    fn trouble(&self) -> RetryClass;
+
+    /// Returns whether the request may still be carried out.
+    fn leaves_outcome_open(&self) -> bool;
+
+    /// Describes what this `server` rejects, and what to do about it.
+    fn explain(&self, server: &Self::Server) -> String;
+}
+
+/// A server, or several that are one store. Its name never contains a password.
+pub trait Peer: Display {
+    /// What to ask if its answer is unexpected, after a semicolon.
+    const QUESTION: &'static str;
+
+    /// Returns the files for TLS with which it is reached; `None` if TLS is not used.
+    fn tls_files(&self) -> Option<&TlsFiles>;
+
+    /// Returns what to write in the URL for a connection without TLS, and over TLS; `None` if it is reached in a way
+    /// that never uses TLS.
+    fn spellings(&self) -> Option<(&'static str, &'static str)>;
+}
+
+/// Fails if a lock can get no further fence.
+impl<R> From<FenceExhausted> for Failure<R> {
+    fn from(FenceExhausted { last }: FenceExhausted) -> Self {
+        Failure::FenceEnds(last)
+    }
+}
+
+impl<R: Refusal> Failure<R> {
+    /// Returns the failure of an attempt to reach the `server`.
+    pub fn of_dial(error: &io::Error, server: &R::Server) -> Self {
+        match (certificate_alert(error), error.raw_os_error().map(Errno::from_raw)) {
+            (Some(alert), _) => Failure::BadCertificate(alert),
+            // This does not pass by itself.
+            (None, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Failure::NoResources(error.to_string()),
+            (None, _) => Failure::Unreachable(format!("{error}{}", after_handshake(error, server))),
+        }
+    }
+
+    /// Returns the failure of an operation on a stream.
+    pub fn of_stream(error: &io::Error) -> Self {
+        match (certificate_alert(error), error.kind()) {
+            (Some(alert), _) => Failure::BadCertificate(alert),
+            (None, io::ErrorKind::TimedOut) => Failure::Silent,
+            (None, io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput) => {
+                Failure::UnexpectedReply("a message that cannot be read")
+            }
+            (None, _) => Failure::Closed,
+        }
+    }
+
+    /// Returns a failure of its own kind that does not pass by itself: `what` the server does, as it follows the
+    /// server's name.
+    pub fn lasting(what: impl Into<String>) -> Self {
+        Failure::Other(RetryClass::Permanent, what.into())
+    }
+
+    /// Returns whether the request may have been carried out, or may be later.
+    pub fn leaves_outcome_open(&self) -> bool {
+        match self {
+            Failure::Closed
+            | Failure::HungUp
+            | Failure::Silent
+            | Failure::Slow
+            | Failure::UnexpectedReply(_)
+            | Failure::Demoted(_)
+            | Failure::Other(..) => true,
+            Failure::Refused(refusal) => refusal.leaves_outcome_open(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the same request may succeed a little later.
+    pub fn is_transient(&self) -> bool {
+        self.trouble() != RetryClass::Permanent
+    }
+
+    /// Returns the kind of trouble, which decides whether to try again.
+    pub fn trouble(&self) -> RetryClass {
+        match self {
+            Failure::Unreachable(_)
+            | Failure::Closed
+            | Failure::HungUp
+            | Failure::Silent
+            | Failure::Demoted(_)
+            | Failure::Deleted(_) => RetryClass::Unavailable,
+            Failure::Slow => RetryClass::Slow,
+            Failure::Contended => RetryClass::Busy,
+            Failure::Refused(refusal) => refusal.trouble(),
+            Failure::Other(trouble, _) | Failure::Unsent(trouble, _) => *trouble,
+            _ => RetryClass::Permanent,
+        }
+    }
+
+    /// Describes the failure: what failed, on what, and what to do about it where that is known.
+    pub fn explain(&self, server: &R::Server) -> StoreError {
+        match self {
+            Failure::Unreachable(why) | Failure::NoResources(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
+            Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
+            Failure::BadCertificate(alert) if has_identity(server) => anyhow!(
+                "{server} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the \
+                 store's URL"
+            ),
+            Failure::BadCertificate(alert) => anyhow!(
+                "{server} requires a certificate of its clients (TLS alert {alert}); give one with cert=FILE and \
+                 key=FILE in the store's URL"
+            ),
+            Failure::Closed => anyhow!("{server} closed the connection before it answered"),
+            Failure::HungUp => anyhow!("{server} closed the connection before it answered{}", after_hang_up(server)),
+            Failure::Silent => anyhow!("{server} did not answer in time"),
+            Failure::Slow => {
+                anyhow!(
+                    "{server} did not answer in time, though it can be reached; allow more time with --store-timeout"
+                )
+            }
+            Failure::UnexpectedReply(what) => anyhow!("unexpected reply from {server}: {what}{}", R::Server::QUESTION),
+            Failure::Demoted(why) => anyhow!("{server} may not be the primary any more: {why}"),
+            Failure::Contended => anyhow!("others have changed the lock in {server} all the time; try again"),
+            Failure::Deleted(what) => {
+                anyhow!("its record in {server} was deleted each time that it was read; find what deletes {what}")
+            }
+            Failure::Broken(why) => {
+                anyhow!("its record in {server} is broken, so the lock cannot be acquired: {}", escaped(why))
+            }
+            Failure::RecordTooLong(refused) => refused.explain(server),
+            Failure::ListingTooLong => listing_limit::exceeded(server),
+            Failure::FenceEnds(last) => {
+                anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
+            }
+            Failure::Refused(refusal) => anyhow!(refusal.explain(server)),
+            Failure::Other(_, what) => anyhow!("{server} {}", escaped(what)),
+            Failure::Unsent(_, why) => anyhow!("{why}"),
+        }
+    }
+}
+
+/// What to do if the server may require a certificate, and the URL gives none.
+const MAY_WANT_CERTIFICATE: &str =
+    "; if it requires a certificate of its clients, give one with cert=FILE and key=FILE in the store's URL";
+
+/// Returns whether the URL gives us a certificate for the `server`.
+fn has_identity(server: &impl Peer) -> bool {
+    server.tls_files().is_some_and(|files| files.identity.is_some())
+}
+
+/// Returns what to do if the server's certificate was issued by an authority that is not among these files, nor trusted
+/// otherwise.
+pub fn after_unknown_authority(files: Option<&TlsFiles>) -> &'static str {
+    if files.is_some_and(|files| files.ca.is_some()) {
+        "; check that ca=FILE in the store's URL names the authority that issued it"
+    } else {
+        "; name the authority's certificate with ?ca=FILE in the store's URL"
+    }
+}
+
+/// Returns what to do after a failed TLS handshake with the `server`, as a suffix of the message.
+fn after_handshake(error: &io::Error, server: &impl Peer) -> String {
+    let (without_tls, _) = server.spellings().unwrap_or_default();
+    let name_port = format!("name the TLS port in the store's URL, or write {without_tls} if it has none");
+    match HandshakeFailure::of(error) {
+        None => String::new(),
+        Some(HandshakeFailure::UnknownAuthority) => after_unknown_authority(server.tls_files()).into(),
+        Some(HandshakeFailure::Rejected) if has_identity(server) => String::new(),
+        Some(HandshakeFailure::Rejected) => MAY_WANT_CERTIFICATE.into(),
+        Some(HandshakeFailure::NotTls) => format!("; {name_port}"),
+        Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) => {
+            format!("; if that is not a TLS port, {name_port}")
+        }
+    }
+}
+
+/// Returns why the `server` may have closed the connection at the first request, and what to do, as a suffix of the
+/// message.
+fn after_hang_up(server: &impl Peer) -> String {
+    match server.spellings() {
+        Some((_, with_tls)) if server.tls_files().is_none() => {
+            format!("; if that is a TLS port, write {with_tls} in the store's URL")
+        }
+        Some(_) if !has_identity(server) => MAY_WANT_CERTIFICATE.into(),
+        _ => String::new(),
+    }
+}
