@@ -1,6 +1,9 @@
 //! The address of a server.
 
+use std::fmt;
 use std::path::PathBuf;
+
+use crate::text::escape::{escaped, escaped_path};
 
 /// How to reach a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,22 @@ impl Endpoint {
             Endpoint::Unix(_) => None,
         }
     }
+}
+
+/// Formats the address for messages.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{}]:{port}", escaped(host)),
+            Endpoint::Tcp { host, port, .. } => write!(f, "{}:{port}", escaped(host)),
+            Endpoint::Unix(path) => f.write_str(&escaped_path(path)),
+        }
+    }
+}
+
+/// Lists the addresses of servers, for messages.
+pub fn list(endpoints: &[Endpoint]) -> String {
+    endpoints.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The PEM files that a TLS connection needs.

@@ -1,4 +1,6 @@
-//! Parts of a URL, for every kind of store.
+//! Parses what the URLs of all kinds of stores have in common: user and password, hosts, and parameters.
+//!
+//! No error repeats a part of the URL but the names of known parameters: any other may be a password.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -6,8 +8,88 @@ use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-use crate::net::endpoint::TlsFiles;
+use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::text::nearest::alike;
+
+/// The parts of a URL of servers, `SCHEME://USER:PASSWORD@HOST,HOST/PATH?PARAMETERS`, not yet decoded.
+pub(super) struct Url<'a> {
+    pub(super) scheme: &'a str,
+    /// What is before the `@`, if there is one.
+    login: Option<&'a str>,
+    pub(super) hosts: &'a str,
+    pub(super) path: &'a str,
+    pub(super) parameters: Parameters,
+}
+
+impl<'a> Url<'a> {
+    /// Splits a URL.
+    pub(super) fn read(text: &'a str) -> Result<Self, String> {
+        let scheme = text.split(':').next().unwrap_or_default();
+        let rest = text[scheme.len()..].strip_prefix("://").ok_or_else(|| format!("lacks the // after {scheme}:"))?;
+        let (before, parameters) = split_parameters(rest)?;
+        let (authority, path) = before.split_once('/').unwrap_or((before, ""));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (Some(login), hosts),
+            None => (None, authority),
+        };
+        // Otherwise the URL would be cut in the middle of a password, and the rest taken for a host. There is no host
+        // before the path of a socket.
+        let may_have_at = scheme.ends_with("+unix");
+        if login.is_some_and(|login| login.contains('@')) || !may_have_at && rest[authority.len()..].contains('@') {
+            return Err(
+                "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
+                    .into(),
+            );
+        }
+        Ok(Url { scheme, login, hosts, path, parameters })
+    }
+
+    /// Returns the user, which may be empty, and the password, if there is an `@`.
+    pub(super) fn login(&self) -> Result<Option<(String, Option<String>)>, String> {
+        let Some(login) = self.login else { return Ok(None) };
+        let (user, password) = login.split_once(':').map_or((login, None), |(user, password)| (user, Some(password)));
+        let password = password.map(|password| decoded_as("password", password)).transpose()?;
+        Ok(Some((decoded_as("user", user)?, password)))
+    }
+
+    /// Fails if there is a comma before the `@`: the text before the comma may be a host, and the text after it a
+    /// password that was repeated for each host.
+    pub(super) fn check_one_login(&self) -> Result<(), String> {
+        if self.login.is_some_and(|login| login.contains(',')) {
+            return Err(
+                "has a comma before the @; write the user and the password once, before the first host, and %2C for a \
+                 comma in them"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Reads `HOST:PORT,HOST:PORT`, with this `port` where there is none. Returns at least one server.
+    pub(super) fn servers(&self, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
+        let server = |listed| {
+            let (host, own_port) = split_port(listed)?;
+            let host = decoded(host)?;
+            if host.is_empty() {
+                return Err("names no host, or has a comma too many".to_owned());
+            }
+            if !is_host(&host) {
+                return Err("has a host that is neither a name nor an address".to_owned());
+            }
+            Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
+        };
+        self.hosts.split(',').map(server).collect()
+    }
+}
+
+/// Splits what follows the scheme into what is before the `?`, and the parameters.
+pub(super) fn split_parameters(rest: &str) -> Result<(&str, Parameters), String> {
+    if rest.contains('#') {
+        return Err("has a # in it; write %23".into());
+    }
+    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
+    Ok((before, Parameters::read(query)?))
+}
 
 /// The parameters of a URL that have not been taken yet.
 #[derive(Default)]
@@ -28,7 +110,7 @@ struct Parameter {
 impl Parameters {
     /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or has two
     /// `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
-    pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
+    fn read(query: Option<&str>) -> Result<Self, String> {
         let mut parameters = Parameters::default();
         for (parameter, place) in query.unwrap_or_default().split('&').zip(1..) {
             if parameter.is_empty() {
@@ -66,6 +148,11 @@ impl Parameters {
         self.ask_for(name);
         let at = self.left.iter().position(|parameter| parameter.name == name)?;
         Some(self.left.swap_remove(at).value)
+    }
+
+    /// Does the same, and returns this `default` if the parameter is not there.
+    pub(super) fn take_or(&mut self, name: &str, default: &str) -> String {
+        self.take(name).unwrap_or_else(|| default.to_owned())
     }
 
     fn ask_for(&mut self, name: &str) {
@@ -140,6 +227,11 @@ pub(super) const AFTER_PATHS: &[char] = &[';', '='];
 pub(super) fn decoded(part: &str) -> Result<String, String> {
     let text = percent_decode_str(part).decode_utf8().map_err(|_| "is not UTF-8 when its % are decoded")?;
     Ok(text.into_owned())
+}
+
+/// Decodes the part of a URL that is called `name`.
+pub(super) fn decoded_as(name: &str, part: &str) -> Result<String, String> {
+    decoded(part).map_err(|why| format!("has a {name} that {why}"))
 }
 
 /// Decodes a path, which may contain any bytes.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::api::{self, LoggedIn};
 use super::failure::Failure;
 use super::http::{Connection, Request, Response};
-use super::url::{Cluster, shown};
+use super::url::Cluster;
 use crate::lock::state::millis;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
@@ -144,7 +144,7 @@ impl Client {
         let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable(_)));
         if all_unreachable && failures.len() > 1 {
             let why = |(at, failure): &(usize, Failure)| match failure {
-                Failure::Unreachable(why) => format!("{}: {why}", shown(&self.cluster.members[*at])),
+                Failure::Unreachable(why) => format!("{}: {why}", self.cluster.members[*at]),
                 _ => String::new(),
             };
             return Failure::Unreachable(failures.iter().map(why).collect::<Vec<_>>().join("; "));

@@ -12,7 +12,7 @@ use super::api::{self, Header, RequestOp};
 use super::client::{Client, Effect};
 use super::failure::Failure;
 use super::keys::Names;
-use super::url::{Cluster, shown};
+use super::url::Cluster;
 use super::{EtcdStore, change};
 use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
@@ -160,8 +160,8 @@ fn each_member(cluster: &Cluster, timeout: Duration, diagnostics: &mut Vec<Diagn
         };
         match status {
             Ok(status) => {
-                diagnostics.extend(judge_member(&shown(member), &status));
-                statuses.push((shown(member), status));
+                diagnostics.extend(judge_member(&member.to_string(), &status));
+                statuses.push((member.to_string(), status));
             }
             Err(failure) => {
                 let others_may_answer = failure.is_of_member() && cluster.members.len() > 1;
@@ -228,7 +228,7 @@ fn hashes(cluster: &Cluster, timeout: Duration) -> Result<(i64, Vec<(String, Has
         let Ok(mut client) = Client::new(alone) else { continue };
         if let Ok(status) = ask::<Status>(&mut client, &api::member_status(), timeout) {
             revision = revision.min(status.header.revision);
-            clients.push((shown(member), client));
+            clients.push((member.to_string(), client));
         }
     }
     let hash = |(name, mut client)| Ok((name, ask::<Hash>(&mut client, &api::hash(revision), timeout)?));

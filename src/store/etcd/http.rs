@@ -88,7 +88,7 @@ impl Connection {
     /// Connects to a member.
     pub(super) fn open(member: &Endpoint, tls: Option<&Tls>, deadline: Moment) -> io::Result<Self> {
         let stream = dial(member, tls, deadline)?;
-        Ok(Connection { stream, host: super::url::shown(member), buffer: Vec::new(), budget: 0 })
+        Ok(Connection { stream, host: member.to_string(), buffer: Vec::new(), budget: 0 })
     }
 
     /// Sends the requests in one flight, with the token of a log-in.

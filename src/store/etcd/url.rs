@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::EtcdStore;
-use crate::net::endpoint::Endpoint;
-use crate::store::url::{Parameters, decoded, is_host, split_port};
+use crate::net::endpoint::{self, Endpoint};
+use crate::store::url::Url;
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind = Kind {
@@ -44,54 +44,31 @@ impl Location for Cluster {
 
 /// Reads a URL that begins with one of the schemes.
 pub(super) fn parse(text: &str) -> Result<Cluster, String> {
-    let scheme = text.split(':').next().unwrap_or_default();
-    let rest = text.split_once("://").filter(|(before, _)| *before == scheme);
-    let (_, rest) = rest.ok_or_else(|| format!("lacks the // after {scheme}:"))?;
-    if rest.contains('#') {
-        return Err("has a # in it; write %23".into());
-    }
-    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
-    let place = place.strip_suffix('/').unwrap_or(place);
-    if place.contains('/') {
+    let mut url = Url::read(text)?;
+    if !url.path.is_empty() {
         return Err("has a path, which etcd does not have; name the keys' prefix with ?prefix=NAME".into());
     }
-    let (user, hosts) = place.rsplit_once('@').map_or((None, place), |(user, hosts)| (Some(user), hosts));
-    if user.is_some_and(|user| user.contains('@')) || query.is_some_and(|query| query.contains('@')) {
-        return Err("has an @ that belongs to a user, password or value; write %40".into());
-    }
-    // The text before the comma may be a host, and the text after it a password that was repeated for each host.
-    if user.is_some_and(|user| user.contains(',')) {
-        return Err(
-            "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
-                .into(),
-        );
-    }
-    let login = user.map(read_login).transpose()?;
-    let mut parameters = Parameters::read(query)?;
-    let tls = if scheme == "etcds" { Some(parameters.take_tls()?) } else { None };
-    let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
+    url.check_one_login()?;
+    let login = match url.login()? {
+        None => None,
+        Some((_, None)) => return Err("has a user without a password; write USER:PASSWORD@".into()),
+        Some((user, Some(password))) if user.is_empty() || password.is_empty() => {
+            return Err("has an empty user or password".into());
+        }
+        Some((user, Some(password))) => Some((user, password)),
+    };
+    let tls = if url.scheme == "etcds" { Some(url.parameters.take_tls()?) } else { None };
+    let prefix = url.parameters.take_or("prefix", "lockrun");
     if prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control) {
         return Err("has a prefix that is empty, ends with a / or has control characters in it".into());
     }
     if lies_inside_another(&prefix) {
-        return Err(
-            "has a prefix that lies among the keys of another one; choose one without a part that is named state, life or queue".into()
-        );
+        return Err("has a prefix that lies among the keys of another one; choose one without a part that is named \
+                    state, life or queue"
+            .into());
     }
-    parameters.none_left(Some("etcds://"))?;
-    let mut members = Vec::new();
-    for listed in hosts.split(',') {
-        let (host, port) = split_port(listed)?;
-        let host = decoded(host)?;
-        if host.is_empty() {
-            return Err("names no host, or has a comma too many".into());
-        }
-        if !is_host(&host) {
-            return Err("has a host that is neither a name nor an address".into());
-        }
-        members.push(Endpoint::Tcp { host, port: port.unwrap_or(PORT), tls: tls.clone() });
-    }
-    Ok(Cluster { members, login, prefix })
+    url.parameters.none_left(Some("etcds://"))?;
+    Ok(Cluster { members: url.servers(PORT, tls.as_ref())?, login, prefix })
 }
 
 /// Returns whether a `prefix` lies among the keys of a shorter one: its keys could be taken for those of a lock there.
@@ -99,30 +76,10 @@ fn lies_inside_another(prefix: &str) -> bool {
     prefix.split('/').skip(1).any(|part| ["state", "life", "queue"].contains(&part))
 }
 
-/// Reads the text before the `@`.
-fn read_login(text: &str) -> Result<(String, String), String> {
-    let (user, password) = text.split_once(':').ok_or("has a user without a password; write USER:PASSWORD@")?;
-    let (user, password) = (decoded(user)?, decoded(password)?);
-    if user.is_empty() || password.is_empty() {
-        return Err("has an empty user or password".into());
-    }
-    Ok((user, password))
-}
-
-/// Formats where a member is, for messages.
-pub(super) fn shown(member: &Endpoint) -> String {
-    match member {
-        Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{host}]:{port}"),
-        Endpoint::Tcp { host, port, .. } => format!("{host}:{port}"),
-        Endpoint::Unix(path) => path.display().to_string(),
-    }
-}
-
 /// Formats where the cluster is, for messages: never with a password.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let members: Vec<String> = self.members.iter().map(shown).collect();
-        write!(f, "etcd at {}", members.join(", "))
+        write!(f, "etcd at {}", endpoint::list(&self.members))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::FileStore;
 use super::access::Access;
 use super::group::Group;
-use crate::store::url::{AFTER_PATHS, Parameters, check_separators, decoded_path};
+use crate::store::url::{AFTER_PATHS, check_separators, decoded_path, split_parameters};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
@@ -30,12 +30,8 @@ impl Location for FileAddress {
 /// Reads a URL that begins with `file:`.
 fn parse(url: &str) -> Result<FileAddress, String> {
     let rest = url.strip_prefix("file:").unwrap_or(url);
-    if rest.contains('#') {
-        return Err("has a # in it; write %23".into());
-    }
-    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    let (place, mut parameters) = split_parameters(rest)?;
     let path = place.strip_prefix("//").unwrap_or(place);
-    let mut parameters = Parameters::read(query)?;
     let group = parameters.take("group");
     parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
     if group.as_deref() == Some("") {

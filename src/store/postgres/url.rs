@@ -15,15 +15,14 @@ use nix::unistd::geteuid;
 
 use super::PostgresStore;
 use super::schema::Tables;
-use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::store::url::{AFTER_NAMES, Parameters, check_separators, decoded};
+use crate::net::endpoint::{self, Endpoint, TlsFiles};
+use crate::store::url::{AFTER_NAMES, Url, check_separators, decoded_as};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
 use encryption::{binding, encryption};
 use hosts::endpoints;
 
 pub(super) use encryption::{Binding, Encryption};
-pub(super) use hosts::shown;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
@@ -100,34 +99,24 @@ pub(super) fn parse(text: &str) -> Result<Server, String> {
 
 /// The same, with `our_name` as the user if the URL has none.
 fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Server, String> {
-    let rest = text.split_once("://").ok_or("lacks the // after its scheme")?.1;
-    if rest.contains('#') {
-        return Err("has a # in it; write %23".into());
-    }
-    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
-    let (authority, path) = before.split_once('/').unwrap_or((before, ""));
-    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-    // Otherwise the URL would be cut in the middle of a password, and the rest taken for a host.
-    if credentials.contains('@') || rest[authority.len()..].contains('@') {
-        return Err(
-            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
-                .into(),
-        );
-    }
-    let mut parameters = Parameters::read(query)?;
-    let hosts = endpoints(hosts, &mut parameters)?;
-    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-    let user = match (text_in(user, "user")?, parameters.take("user")) {
+    let mut url = Url::read(text)?;
+    let (user, password) = url.login()?.unwrap_or_default();
+    let parameters = &mut url.parameters;
+    let hosts = endpoints(url.hosts, parameters)?;
+    let user = match (Some(user).filter(|user| !user.is_empty()), parameters.take("user")) {
         (Some(_), Some(_)) => return Err("names its user twice".into()),
         (user, None) | (None, user) => user.or_else(our_name),
     };
     let user =
         user.ok_or("names no user, and neither does PGUSER or /etc/passwd; write postgres://USER@HOST/DATABASE")?;
-    let password = text_in(password, "password")?;
-    check_separators(path, "database", AFTER_NAMES)?;
-    let database = text_in(path, "database")?.ok_or("names no database; write postgres://HOST/DATABASE")?;
+    let password = password.filter(|password| !password.is_empty());
+    check_separators(url.path, "database", AFTER_NAMES)?;
+    let database = decoded_as("database", url.path)?;
+    if database.is_empty() {
+        return Err("names no database; write postgres://HOST/DATABASE".into());
+    }
     check_writable(parameters.take("target_session_attrs").as_deref())?;
-    let schema = parameters.take("schema").unwrap_or_else(|| "lockrun".into());
+    let schema = parameters.take_or("schema", "lockrun");
     if schema.is_empty() || schema.len() > SCHEMA_MAX || schema.chars().any(char::is_control) {
         return Err(format!(
             "has a schema that is empty, longer than {SCHEMA_MAX} bytes or has control characters in it"
@@ -139,9 +128,9 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
                 .into(),
         );
     }
-    let application_name = parameters.take("application_name").unwrap_or_else(|| "lockrun".into());
+    let application_name = parameters.take_or("application_name", "lockrun");
     let over_tcp = hosts.iter().any(|host| matches!(host, Endpoint::Tcp { .. }));
-    let (encryption, tls) = encryption(&mut parameters, over_tcp)?;
+    let (encryption, tls) = encryption(parameters, over_tcp)?;
     let binding = binding(parameters.take("channel_binding").as_deref(), encryption)?;
     if parameters.has("connect_timeout") {
         return Err("has the parameter \"connect_timeout\"; use --store-timeout, which also bounds connecting".into());
@@ -158,12 +147,6 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     Ok(Server { hosts, user, password, database, schema, encryption, tls, binding, application_name })
 }
 
-/// Returns a part of the URL, decoded, or `None` if it is empty. An error never repeats it.
-fn text_in(part: &str, name: &str) -> Result<Option<String>, String> {
-    let text = decoded(part).map_err(|why| format!("has a {name} that {why}"))?;
-    Ok(Some(text).filter(|text| !text.is_empty()))
-}
-
 /// Fails if the parameter asks for a server that takes no writes. The other values change nothing: a lock needs a server that takes writes.
 fn check_writable(target: Option<&str>) -> Result<(), String> {
     match target {
@@ -177,8 +160,7 @@ fn check_writable(target: Option<&str>) -> Result<(), String> {
 /// Writes the servers' addresses, for messages: never a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places: Vec<String> = self.hosts.iter().map(shown).collect();
-        write!(f, "PostgreSQL at {}", places.join(", "))
+        write!(f, "PostgreSQL at {}", endpoint::list(&self.hosts))
     }
 }
 

@@ -5,13 +5,10 @@ use std::time::Duration;
 
 use super::RedisStore;
 use crate::lock::state::millis;
-use crate::net::endpoint::{Endpoint, TlsFiles};
-use crate::store::url::{
-    AFTER_NAMES, AFTER_PATHS, Parameters, check_separators, decoded, decoded_path, is_host, split_port,
-};
+use crate::net::endpoint::Endpoint;
+use crate::store::url::{AFTER_NAMES, AFTER_PATHS, Parameters, Url, check_separators, decoded, decoded_path};
 use crate::store::{Backend, Kind, Location};
 use crate::text::duration;
-use crate::text::escape::escaped_path;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &[
@@ -129,130 +126,105 @@ impl Location for Site {
 
 /// Reads a URL that begins with one of the schemes.
 pub(super) fn parse(text: &str) -> Result<Site, String> {
-    let scheme = text.split(':').next().unwrap_or_default();
-    let rest = text[scheme.len()..].strip_prefix("://").ok_or(format!("lacks the // after {scheme}:"))?;
-    if rest.contains('#') {
-        return Err("has a # in it; write %23".into());
-    }
-    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
-    let mut parameters = Parameters::read(query)?;
-    // A URL of a socket has no host, but may have a user before the path.
-    let (authority, path) = match before.split_once('/') {
-        Some((authority, path)) => (authority, path),
-        None => (before, ""),
+    let mut url = Url::read(text)?;
+    let (base, kind) = url.scheme.split_once('+').unwrap_or((url.scheme, ""));
+    let (role, port) = match kind {
+        "sentinel" => (Role::Monitored, SENTINEL_PORT),
+        "cluster" => (Role::Node, PORT),
+        _ => (Role::Alone, PORT),
     };
-    let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-    if credentials.contains('@') || scheme != "redis+unix" && rest[authority.len()..].contains('@') {
-        return Err(
-            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
-                .into(),
-        );
-    }
-    let (user, password) = read_credentials(credentials)?;
-    let prefix = parameters.take("prefix").unwrap_or_else(|| "lockrun".into());
+    let (user, password) = url.login()?.unwrap_or_default();
+    let user = Some(user).filter(|user| !user.is_empty());
+    // A user without a password has an empty one.
+    let password = password.or_else(|| user.is_some().then(String::new));
+    let prefix = url.parameters.take_or("prefix", "lockrun");
     if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
         return Err("has a prefix that is empty or has braces or control characters in it".into());
     }
-    let grace_ms = read_grace(parameters.take("grace").as_deref(), scheme)?;
-    if scheme == "redis+unix" {
-        check_separators(path, "path", AFTER_PATHS)?;
-        let path = decoded_path(&format!("/{path}"));
-        if path.as_os_str().len() < 2 || !hosts.is_empty() {
-            return Err("names no socket; write redis+unix:///PATH".into());
-        }
-        let database = read_database(parameters.take("db").as_deref())?;
-        parameters.none_left(Some("rediss://"))?;
-        let endpoint = Endpoint::Unix(path);
-        let server = Server { role: Role::Alone, endpoint, user, password, database, prefix, grace_ms };
-        return Ok(Site { server, failover: None });
-    }
-    let (tls, kind) = match scheme.split_once('+') {
-        Some((base, kind)) => (base == "rediss", kind),
-        None => (scheme == "rediss", ""),
-    };
-    // The text before the comma may be a host, and the text after it a password that was repeated for each host.
-    if !kind.is_empty() && credentials.contains(',') {
-        return Err(
-            "has a comma before the @; write the user and the password once, before the first host, and %2C for a comma in them"
-                .into(),
-        );
-    }
-    let tls = if tls { Some(parameters.take_tls()?) } else { None };
-    let (service, database) = match kind {
-        "sentinel" => path.split_once('/').unwrap_or((path, "")),
-        _ => ("", path),
-    };
-    let database = read_database(Some(&decoded(database)?))?;
-    let endpoints = read_hosts(hosts, if kind == "sentinel" { SENTINEL_PORT } else { PORT }, tls.as_ref())?;
-    if kind.is_empty() && endpoints.len() > 1 {
-        return Err(
-            "names several hosts; for those of one service write redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
-                .into(),
-        );
-    }
-    let role = match kind {
-        "sentinel" => Role::Monitored,
-        "cluster" => Role::Node,
-        _ => Role::Alone,
-    };
-    let server = |endpoint: &Endpoint| Server {
+    let grace_ms = read_grace(url.parameters.take("grace").as_deref(), role)?;
+    let server = |endpoint, database| Server {
         role,
-        endpoint: endpoint.clone(),
+        endpoint,
         user: user.clone(),
         password: password.clone(),
         database,
         prefix: prefix.clone(),
         grace_ms,
     };
-    let failover = match kind {
-        "sentinel" => {
-            check_separators(service, "service", AFTER_NAMES)?;
-            let service = decoded(service)?;
-            if service.is_empty() {
-                return Err("names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf monitors".into());
-            }
-            let user = parameters.take("sentinel_user").filter(|user| !user.is_empty());
-            let password = parameters.take("sentinel_password").or_else(|| user.is_some().then(String::new));
-            let sentinel = |endpoint| Server {
-                role: Role::Sentinel,
-                database: 0,
-                user: user.clone(),
-                password: password.clone(),
-                ..server(endpoint)
-            };
-            Some(Failover::Sentinel { service, sentinels: endpoints.iter().map(sentinel).collect() })
+    if kind == "unix" {
+        let socket = read_socket(&url)?;
+        let database = read_database(&url.parameters.take_or("db", ""))?;
+        url.parameters.none_left(Some("rediss://"))?;
+        return Ok(Site { server: server(socket, database), failover: None });
+    }
+    if role != Role::Alone {
+        url.check_one_login()?;
+    }
+    let tls = if base == "rediss" { Some(url.parameters.take_tls()?) } else { None };
+    let (service, database) = match role {
+        Role::Monitored => url.path.split_once('/').unwrap_or((url.path, "")),
+        _ => ("", url.path),
+    };
+    let database = read_database(&decoded(database)?)?;
+    let endpoints = url.servers(port, tls.as_ref())?;
+    let mut servers: Vec<Server> = endpoints.into_iter().map(|endpoint| server(endpoint, database)).collect();
+    let failover = match role {
+        Role::Monitored => Some(read_sentinels(service, &servers, &mut url.parameters)?),
+        Role::Node if database != 0 => return Err("names a database, which a cluster does not have".into()),
+        Role::Node => Some(Failover::Cluster(servers.clone())),
+        _ if servers.len() > 1 => {
+            return Err("names several hosts; for those of one service write redis+sentinel://HOST,HOST/SERVICE or \
+                        redis+cluster://HOST,HOST"
+                .into());
         }
-        "cluster" if database != 0 => return Err("names a database, which a cluster does not have".into()),
-        "cluster" => Some(Failover::Cluster(endpoints.iter().map(server).collect())),
         _ => None,
     };
-    parameters.none_left(Some(role.schemes().1))?;
-    Ok(Site { server: server(&endpoints[0]), failover })
+    url.parameters.none_left(Some(role.schemes().1))?;
+    Ok(Site { server: servers.swap_remove(0), failover })
 }
 
-/// Reads `USER:PASSWORD`. A user without a password has an empty one.
-fn read_credentials(text: &str) -> Result<(Option<String>, Option<String>), String> {
-    let (user, password) = match text.split_once(':') {
-        Some((user, password)) => (user, Some(password)),
-        None => (text, None),
+/// Reads the path of a socket.
+fn read_socket(url: &Url<'_>) -> Result<Endpoint, String> {
+    check_separators(url.path, "path", AFTER_PATHS)?;
+    if url.path.is_empty() || !url.hosts.is_empty() {
+        return Err("names no socket; write redis+unix:///PATH".into());
+    }
+    Ok(Endpoint::Unix(decoded_path(&format!("/{}", url.path))))
+}
+
+/// Reads the name of a service and how to log in to its Sentinels, which are at the addresses of these servers.
+fn read_sentinels(service: &str, servers: &[Server], parameters: &mut Parameters) -> Result<Failover, String> {
+    check_separators(service, "service", AFTER_NAMES)?;
+    let service = decoded(service)?;
+    if service.is_empty() {
+        return Err("names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf \
+                    monitors"
+            .into());
+    }
+    let user = parameters.take("sentinel_user").filter(|user| !user.is_empty());
+    let password = parameters.take("sentinel_password").or_else(|| user.is_some().then(String::new));
+    let sentinel = |server: &Server| Server {
+        role: Role::Sentinel,
+        database: 0,
+        user: user.clone(),
+        password: password.clone(),
+        ..server.clone()
     };
-    let user = Some(decoded(user)?).filter(|user| !user.is_empty());
-    let password = password.map(decoded).transpose()?.or_else(|| user.is_some().then(String::new));
-    Ok((user, password))
+    Ok(Failover::Sentinel { service, sentinels: servers.iter().map(sentinel).collect() })
 }
 
 /// Reads the number of a database, 0 by default. Does not repeat an invalid one, which may be a password.
-fn read_database(number: Option<&str>) -> Result<u32, String> {
+fn read_database(number: &str) -> Result<u32, String> {
     match number {
-        None | Some("") => Ok(0),
-        Some(number) => number.parse().map_err(|_| "has a database that is not a number".into()),
+        "" => Ok(0),
+        _ => number.parse().map_err(|_| "has a database that is not a number".into()),
     }
 }
 
 /// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a password.
-fn read_grace(text: Option<&str>, scheme: &str) -> Result<u64, String> {
+fn read_grace(text: Option<&str>, role: Role) -> Result<u64, String> {
     let Some(text) = text else { return Ok(0) };
-    if !matches!(scheme, "redis" | "rediss" | "redis+unix") {
+    if role != Role::Alone {
         return Err(
             "has a grace, which only one Redis has; after a failover nothing is granted for a while anyway".into()
         );
@@ -260,31 +232,11 @@ fn read_grace(text: Option<&str>, scheme: &str) -> Result<u64, String> {
     duration::parse(text).map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
 }
 
-/// Reads `HOST:PORT,HOST:PORT`. Returns at least one.
-fn read_hosts(listed: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Vec<Endpoint>, String> {
-    let endpoint = |listed| {
-        let (host, own_port) = split_port(listed)?;
-        let host = decoded(host)?;
-        if host.is_empty() {
-            return Err("names no host".to_owned());
-        }
-        if !is_host(&host) {
-            return Err("has a host that is neither a name nor an address".into());
-        }
-        Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
-    };
-    listed.split(',').map(endpoint).collect()
-}
-
 /// Formats where the server is, for messages: never with a password.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let product = if self.role == Role::Sentinel { "Sentinel" } else { "Redis" };
-        match &self.endpoint {
-            Endpoint::Tcp { host, port, .. } if host.contains(':') => write!(f, "{product} at [{host}]:{port}"),
-            Endpoint::Tcp { host, port, .. } => write!(f, "{product} at {host}:{port}"),
-            Endpoint::Unix(path) => write!(f, "{product} at {}", escaped_path(path)),
-        }
+        write!(f, "{product} at {}", self.endpoint)
     }
 }
 
@@ -297,6 +249,7 @@ impl fmt::Debug for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::endpoint::TlsFiles;
 
     fn server(url: &str) -> Server {
         let site = parse(url).expect(url);

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use crate::net::endpoint::Endpoint;
 use crate::store::url::{Parameters, decoded, is_host, port_number, split_port};
-use crate::text::escape::{escaped, escaped_path};
 
 /// The directory of the socket if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
 const SOCKETS: &str = "/run/postgresql";
@@ -52,15 +51,6 @@ fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
             Err("has a host that is neither a name nor an address nor the path of a directory".into())
         }
         _ => Ok(Endpoint::Tcp { host: host.to_owned(), port, tls: None }),
-    }
-}
-
-/// Returns the address of a host, for messages.
-pub(in crate::store::postgres) fn shown(endpoint: &Endpoint) -> String {
-    match endpoint {
-        Endpoint::Tcp { host, port, .. } if host.contains(':') => format!("[{}]:{port}", escaped(host)),
-        Endpoint::Tcp { host, port, .. } => format!("{}:{port}", escaped(host)),
-        Endpoint::Unix(path) => escaped_path(path),
     }
 }
 
