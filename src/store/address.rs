@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::url::{decoded, port_number};
+use super::url::{decoded, port_number, refuse_if};
 use super::{Backend, KINDS, Kind, Location};
 use crate::text::nearest::alike;
 
@@ -81,15 +81,12 @@ fn advice_on_password(text: &str) -> &'static str {
 
 /// Fails if a URL has a character that none can have. A second line, or words behind the URL, would become part of its last component.
 fn check_characters(url: &str) -> Result<(), String> {
-    if url.lines().nth(1).is_some() {
-        return Err("is followed by another line; the URL must be the only line".into());
-    }
-    if url.contains(char::is_control) {
-        return Err("has a control character in it; write % and its two hexadecimal digits".into());
-    }
-    if url.contains(char::is_whitespace) && !url.starts_with("file:") {
-        return Err("has a blank in it; write %20, and nothing behind the URL".into());
-    }
+    refuse_if(url.lines().nth(1).is_some(), "is followed by another line; the URL must be the only line")?;
+    refuse_if(url.contains(char::is_control), "has a control character in it; write % and its two hexadecimal digits")?;
+    refuse_if(
+        url.contains(char::is_whitespace) && !url.starts_with("file:"),
+        "has a blank in it; write %20, and nothing behind the URL",
+    )?;
     Ok(())
 }
 
@@ -212,7 +209,7 @@ fn hide_values(rest: &str) -> String {
 
 /// Returns whether the value of a parameter may be shown.
 fn is_harmless(name: &str, value: &str) -> bool {
-    let is_known = KINDS.iter().any(|kind| kind.parameters.contains(&name));
+    let is_known = KINDS.iter().any(|kind| kind.parameters.split(' ').any(|known| known == name));
     let is_of_its_kind = match name {
         "user" | "sentinel_user" => decoded(value).is_ok_and(|value| !value.contains(':')),
         "port" | "db" => value.split(',').all(|part| part == "0" || port_number(part).is_ok()),

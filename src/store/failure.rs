@@ -188,7 +188,11 @@ impl<R: Refusal> Failure<R> {
                 anyhow!("its record in {server} is broken, so the lock cannot be acquired: {}", escaped(why))
             }
             Failure::RecordTooLong(refused) => refused.explain(server),
-            Failure::ListingTooLong => listing_limit::exceeded(server),
+            Failure::ListingTooLong => anyhow!(
+                "{server} lists more than {} MiB of locks, the most that lockrun reads; ask for one lock with lockrun \
+                 status KEY, or spread the locks over several stores",
+                listing_limit::BYTES >> 20
+            ),
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
             }

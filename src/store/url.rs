@@ -35,12 +35,10 @@ impl<'a> Url<'a> {
         // Otherwise the URL would be cut in the middle of a password, and the rest taken for a host. There is no host
         // before the path of a socket.
         let may_have_at = scheme.ends_with("+unix");
-        if login.is_some_and(|login| login.contains('@')) || !may_have_at && rest[authority.len()..].contains('@') {
-            return Err(
-                "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F"
-                    .into(),
-            );
-        }
+        refuse_if(
+            login.is_some_and(|login| login.contains('@')) || !may_have_at && rest[authority.len()..].contains('@'),
+            "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F",
+        )?;
         Ok(Url { scheme, login, hosts, path, parameters })
     }
 
@@ -55,13 +53,11 @@ impl<'a> Url<'a> {
     /// Fails if there is a comma before the `@`: the text before the comma may be a host, and the text after it a
     /// password that was repeated for each host.
     pub(super) fn check_one_login(&self) -> Result<(), String> {
-        if self.login.is_some_and(|login| login.contains(',')) {
-            return Err(
-                "has a comma before the @; write the user and the password once, before the first host, and %2C for a \
-                 comma in them"
-                    .into(),
-            );
-        }
+        refuse_if(
+            self.login.is_some_and(|login| login.contains(',')),
+            "has a comma before the @; write the user and the password once, before the first host, and %2C for a \
+             comma in them",
+        )?;
         Ok(())
     }
 
@@ -82,11 +78,14 @@ impl<'a> Url<'a> {
     }
 }
 
+/// Fails for this reason if the URL `is_wrong`.
+pub(super) fn refuse_if(is_wrong: bool, why: &str) -> Result<(), String> {
+    if is_wrong { Err(why.to_owned()) } else { Ok(()) }
+}
+
 /// Splits what follows the scheme into what is before the `?`, and the parameters.
 pub(super) fn split_parameters(rest: &str) -> Result<(&str, Parameters), String> {
-    if rest.contains('#') {
-        return Err("has a # in it; write %23".into());
-    }
+    refuse_if(rest.contains('#'), "has a # in it; write %23")?;
     let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
     Ok((before, Parameters::read(query)?))
 }
@@ -117,9 +116,7 @@ impl Parameters {
                 continue;
             }
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            if value.contains('=') {
-                return Err("has a parameter with two = in it; write %3D, and & between parameters".into());
-            }
+            refuse_if(value.contains('='), "has a parameter with two = in it; write %3D, and & between parameters")?;
             parameters.add(Parameter { name: decoded(name)?, value: decoded(value)?, place })?;
         }
         Ok(parameters)
@@ -131,9 +128,7 @@ impl Parameters {
     }
 
     fn add(&mut self, parameter: Parameter) -> Result<(), String> {
-        if self.has(&parameter.name) {
-            return Err("has the same parameter twice".into());
-        }
+        refuse_if(self.has(&parameter.name), "has the same parameter twice")?;
         self.left.push(parameter);
         Ok(())
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::EtcdStore;
 use crate::net::endpoint::{self, Endpoint};
-use crate::store::url::Url;
+use crate::store::url::{Url, refuse_if};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["etcd://", "etcds://"],
-    parameters: &["prefix", "ca", "cert", "key"],
+    parameters: "prefix ca cert key",
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
@@ -45,9 +45,7 @@ impl Location for Cluster {
 /// Reads a URL that begins with one of the schemes.
 pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     let mut url = Url::read(text)?;
-    if !url.path.is_empty() {
-        return Err("has a path, which etcd does not have; name the keys' prefix with ?prefix=NAME".into());
-    }
+    refuse_if(!url.path.is_empty(), "has a path, which etcd does not have; name the keys' prefix with ?prefix=NAME")?;
     url.check_one_login()?;
     let login = match url.login()? {
         None => None,
@@ -59,14 +57,15 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     };
     let tls = if url.scheme == "etcds" { Some(url.parameters.take_tls()?) } else { None };
     let prefix = url.parameters.take_or("prefix", "lockrun");
-    if prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control) {
-        return Err("has a prefix that is empty, ends with a / or has control characters in it".into());
-    }
-    if lies_inside_another(&prefix) {
-        return Err("has a prefix that lies among the keys of another one; choose one without a part that is named \
-                    state, life or queue"
-            .into());
-    }
+    refuse_if(
+        prefix.is_empty() || prefix.ends_with('/') || prefix.chars().any(char::is_control),
+        "has a prefix that is empty, ends with a / or has control characters in it",
+    )?;
+    refuse_if(
+        lies_inside_another(&prefix),
+        "has a prefix that lies among the keys of another one; choose one without a part that is named \
+         state, life or queue",
+    )?;
     url.parameters.none_left(Some("etcds://"))?;
     Ok(Cluster { members: url.servers(PORT, tls.as_ref())?, login, prefix })
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::FileStore;
 use super::access::Access;
 use super::group::Group;
-use crate::store::url::{AFTER_PATHS, check_separators, decoded_path, split_parameters};
+use crate::store::url::{AFTER_PATHS, check_separators, decoded_path, refuse_if, split_parameters};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
-    Kind { schemes: &["file:"], parameters: &["group"], has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
+    Kind { schemes: &["file:"], parameters: "group", has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
 
 /// A directory (`None`: the default one), and the group that shares it, if one does.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,9 +34,7 @@ fn parse(url: &str) -> Result<FileAddress, String> {
     let path = place.strip_prefix("//").unwrap_or(place);
     let group = parameters.take("group");
     parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
-    if group.as_deref() == Some("") {
-        return Err("has no group after group=; write file:/DIR?group=NAME".into());
-    }
+    refuse_if(group.as_deref() == Some(""), "has no group after group=; write file:/DIR?group=NAME")?;
     if path.is_empty() && !place.starts_with("//") {
         return match group {
             None => Ok(FileAddress(None, None)),
@@ -45,14 +43,11 @@ fn parse(url: &str) -> Result<FileAddress, String> {
     }
     check_separators(path, "path", AFTER_PATHS)?;
     let path = decoded_path(path);
-    if path.starts_with("~") {
-        return Err(
-            "begins with ~, which only a shell expands, and only at the beginning of a word; write file:/DIR".into()
-        );
-    }
-    if !path.is_absolute() {
-        return Err("is not an absolute path; write file:/DIR, or file: for the default directory".into());
-    }
+    refuse_if(
+        path.starts_with("~"),
+        "begins with ~, which only a shell expands, and only at the beginning of a word; write file:/DIR",
+    )?;
+    refuse_if(!path.is_absolute(), "is not an absolute path; write file:/DIR, or file: for the default directory")?;
     Ok(FileAddress(Some(path), group))
 }
 

@@ -16,7 +16,7 @@ use nix::unistd::geteuid;
 use super::PostgresStore;
 use super::schema::Tables;
 use crate::net::endpoint::{self, Endpoint, TlsFiles};
-use crate::store::url::{AFTER_NAMES, Url, check_separators, decoded_as};
+use crate::store::url::{AFTER_NAMES, Url, check_separators, decoded_as, refuse_if};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
 use encryption::{binding, encryption};
@@ -26,24 +26,8 @@ pub(super) use encryption::{Binding, Encryption};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
-    parameters: &[
-        "schema",
-        "sslmode",
-        "ssl",
-        "channel_binding",
-        "target_session_attrs",
-        "application_name",
-        "connect_timeout",
-        "host",
-        "port",
-        "user",
-        "ca",
-        "cert",
-        "key",
-        "sslrootcert",
-        "sslcert",
-        "sslkey",
-    ],
+    parameters: "schema sslmode ssl channel_binding target_session_attrs application_name connect_timeout host port \
+                 user ca cert key sslrootcert sslcert sslkey",
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
@@ -112,9 +96,7 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     let password = password.filter(|password| !password.is_empty());
     check_separators(url.path, "database", AFTER_NAMES)?;
     let database = decoded_as("database", url.path)?;
-    if database.is_empty() {
-        return Err("names no database; write postgres://HOST/DATABASE".into());
-    }
+    refuse_if(database.is_empty(), "names no database; write postgres://HOST/DATABASE")?;
     check_writable(parameters.take("target_session_attrs").as_deref())?;
     let schema = parameters.take_or("schema", "lockrun");
     if schema.is_empty() || schema.len() > SCHEMA_MAX || schema.chars().any(char::is_control) {
@@ -122,27 +104,26 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
             "has a schema that is empty, longer than {SCHEMA_MAX} bytes or has control characters in it"
         ));
     }
-    if schema.starts_with("pg_") || OTHERS_SCHEMAS.contains(&schema.as_str()) {
-        return Err(
-            "has a schema that is PostgreSQL's, or shared with other programs; lockrun needs one of its own, for instance schema=lockrun"
-                .into(),
-        );
-    }
+    refuse_if(
+        schema.starts_with("pg_") || OTHERS_SCHEMAS.contains(&schema.as_str()),
+        "has a schema that is PostgreSQL's, or shared with other programs; lockrun needs one of its own, for \
+         instance schema=lockrun",
+    )?;
     let application_name = parameters.take_or("application_name", "lockrun");
     let over_tcp = hosts.iter().any(|host| matches!(host, Endpoint::Tcp { .. }));
     let (encryption, tls) = encryption(parameters, over_tcp)?;
     let binding = binding(parameters.take("channel_binding").as_deref(), encryption)?;
-    if parameters.has("connect_timeout") {
-        return Err("has the parameter \"connect_timeout\"; use --store-timeout, which also bounds connecting".into());
-    }
-    if parameters.has("password") {
-        return Err("has its password in a parameter; write postgres://USER:PASSWORD@HOST/DATABASE".into());
-    }
+    refuse_if(
+        parameters.has("connect_timeout"),
+        "has the parameter \"connect_timeout\"; use --store-timeout, which also bounds connecting",
+    )?;
+    refuse_if(
+        parameters.has("password"),
+        "has its password in a parameter; write postgres://USER:PASSWORD@HOST/DATABASE",
+    )?;
     parameters.none_left(None)?;
     for value in [&user, &database, &application_name].into_iter().chain(&password) {
-        if value.contains('\0') {
-            return Err("has a NUL character in it".into());
-        }
+        refuse_if(value.contains('\0'), "has a NUL character in it")?;
     }
     Ok(Server { hosts, user, password, database, schema, encryption, tls, binding, application_name })
 }

@@ -85,8 +85,8 @@ impl Refusal for ServerError {
         }
     }
 
+    // It was answered.
     fn leaves_outcome_open(&self) -> bool {
-        // It was answered.
         false
     }
 
@@ -96,19 +96,6 @@ impl Refusal for ServerError {
 }
 
 impl ServerError {
-    /// Returns the error by which the server has rejected a `command`.
-    fn new(command: &Cmd, mut error: String) -> Self {
-        let command = name_of(command);
-        // Servers quote what they were sent: the beginning of a script, and some also the password.
-        let mut quoted = error.find(", with args beginning with");
-        if command == "AUTH" {
-            quoted = error.find(['\'', '"', '`']);
-        }
-        error.truncate(quoted.unwrap_or(error.len()));
-        let may_have_run = !is_unread(&error);
-        ServerError { command, error: error.trim_end().to_owned(), may_have_run }
-    }
-
     /// Returns whether the server does not know the command that it has rejected.
     pub(super) fn is_of_unknown_command(&self) -> bool {
         self.error.contains("unknown command")
@@ -143,8 +130,16 @@ impl Failure {
     }
 
     /// Returns the failure of a `command` that the server has rejected with this `error`.
-    pub(super) fn refused(command: &Cmd, error: String) -> Self {
-        Failure::Refused(ServerError::new(command, error))
+    pub(super) fn refused(command: &Cmd, mut error: String) -> Self {
+        let command = name_of(command);
+        // Servers quote what they were sent: the beginning of a script, and some also the password.
+        let mut quoted = error.find(", with args beginning with");
+        if command == "AUTH" {
+            quoted = error.find(['\'', '"', '`']);
+        }
+        error.truncate(quoted.unwrap_or(error.len()));
+        let may_have_run = !is_unread(&error);
+        Failure::Refused(ServerError { command, error: error.trim_end().to_owned(), may_have_run })
     }
 
     /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way. Whether

@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::RedisStore;
 use crate::lock::state::millis;
 use crate::net::endpoint::Endpoint;
-use crate::store::url::{AFTER_NAMES, AFTER_PATHS, Parameters, Url, check_separators, decoded, decoded_path};
+use crate::store::url::{
+    AFTER_NAMES, AFTER_PATHS, Parameters, Url, check_separators, decoded, decoded_path, refuse_if,
+};
 use crate::store::{Backend, Kind, Location};
 use crate::text::duration;
 
@@ -20,7 +22,7 @@ pub(in crate::store) const KIND: Kind = Kind {
         "redis+cluster://",
         "rediss+cluster://",
     ],
-    parameters: &["prefix", "ca", "cert", "key", "db", "grace", "sentinel_user"],
+    parameters: "prefix ca cert key db grace sentinel_user",
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
@@ -186,9 +188,7 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
 /// Reads the path of a socket.
 fn read_socket(url: &Url<'_>) -> Result<Endpoint, String> {
     check_separators(url.path, "path", AFTER_PATHS)?;
-    if url.path.is_empty() || !url.hosts.is_empty() {
-        return Err("names no socket; write redis+unix:///PATH".into());
-    }
+    refuse_if(url.path.is_empty() || !url.hosts.is_empty(), "names no socket; write redis+unix:///PATH")?;
     Ok(Endpoint::Unix(decoded_path(&format!("/{}", url.path))))
 }
 
@@ -196,11 +196,11 @@ fn read_socket(url: &Url<'_>) -> Result<Endpoint, String> {
 fn read_sentinels(service: &str, servers: &[Server], parameters: &mut Parameters) -> Result<Failover, String> {
     check_separators(service, "service", AFTER_NAMES)?;
     let service = decoded(service)?;
-    if service.is_empty() {
-        return Err("names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf \
-                    monitors"
-            .into());
-    }
+    refuse_if(
+        service.is_empty(),
+        "names no service; write redis+sentinel://HOST,HOST/SERVICE, with the name that sentinel.conf \
+         monitors",
+    )?;
     let user = parameters.take("sentinel_user").filter(|user| !user.is_empty());
     let password = parameters.take("sentinel_password").or_else(|| user.is_some().then(String::new));
     let sentinel = |server: &Server| Server {
@@ -224,11 +224,10 @@ fn read_database(number: &str) -> Result<u32, String> {
 /// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a password.
 fn read_grace(text: Option<&str>, role: Role) -> Result<u64, String> {
     let Some(text) = text else { return Ok(0) };
-    if role != Role::Alone {
-        return Err(
-            "has a grace, which only one Redis has; after a failover nothing is granted for a while anyway".into()
-        );
-    }
+    refuse_if(
+        role != Role::Alone,
+        "has a grace, which only one Redis has; after a failover nothing is granted for a while anyway",
+    )?;
     duration::parse(text).map(millis).map_err(|_| "has a grace that is not a duration, such as 30s".into())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::net::endpoint::TlsFiles;
 use crate::net::tls::Verification;
-use crate::store::url::Parameters;
+use crate::store::url::{Parameters, refuse_if};
 
 /// libpq's names for parameters that all stores have.
 const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
@@ -39,9 +39,7 @@ pub(super) fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<
         // libpq's value for the system's authorities.
         if synonym == "sslrootcert" && value.as_deref() == Some("system") {
             trusts_system = true;
-            if parameters.has(name) {
-                return Err("has sslrootcert=system beside ca".into());
-            }
+            refuse_if(parameters.has(name), "has sslrootcert=system beside ca")?;
         } else if let Some(value) = value {
             parameters.put(name, value).map_err(|_| format!("has both {name} and {synonym}, which mean the same"))?;
         }
@@ -80,9 +78,10 @@ pub(super) fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<
         return Err(format!("names an authority, which sslmode={mode} does not ask; use verify-full"));
     }
     let encryption = if over_tcp { encryption } else { Encryption::Never };
-    if encryption == Encryption::Never && tls != TlsFiles::default() {
-        return Err("names files for TLS, which it does not use".into());
-    }
+    refuse_if(
+        encryption == Encryption::Never && tls != TlsFiles::default(),
+        "names files for TLS, which it does not use",
+    )?;
     Ok((encryption, tls))
 }
 

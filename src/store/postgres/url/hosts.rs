@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::net::endpoint::Endpoint;
-use crate::store::url::{Parameters, decoded, is_host, port_number, split_port};
+use crate::store::url::{Parameters, decoded, is_host, port_number, refuse_if, split_port};
 
 /// The directory of the socket if the URL names no host: PostgreSQL's directory on Debian, Fedora and Arch.
 const SOCKETS: &str = "/run/postgresql";
@@ -23,9 +23,7 @@ pub(super) fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<
     }
     if let Some(listed) = parameters.take("port") {
         let ports: Vec<&str> = listed.split(',').collect();
-        if hosts.iter().any(|(_, port)| port.is_some()) {
-            return Err("names its port twice".into());
-        }
+        refuse_if(hosts.iter().any(|(_, port)| port.is_some()), "names its port twice")?;
         if ports.len() != 1 && ports.len() != hosts.len() {
             return Err(format!("has {} ports for {} hosts", ports.len(), hosts.len()));
         }
