@@ -249,3 +249,116 @@ fn after_hang_up(server: &impl Peer) -> String {
         _ => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use super::*;
+
+    /// A server that is reached over TLS with these files, or without TLS.
+    struct Db(Option<TlsFiles>);
+
+    impl fmt::Display for Db {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Db at h")
+        }
+    }
+
+    impl Peer for Db {
+        const QUESTION: &'static str = "; is it a Db?";
+
+        fn tls_files(&self) -> Option<&TlsFiles> {
+            self.0.as_ref()
+        }
+
+        fn spellings(&self) -> Option<(&'static str, &'static str)> {
+            Some(("db://", "dbs://"))
+        }
+    }
+
+    /// A rejection of this kind of trouble.
+    #[derive(Debug)]
+    struct Rejected(RetryClass);
+
+    impl Refusal for Rejected {
+        type Server = Db;
+
+        fn trouble(&self) -> RetryClass {
+            self.0
+        }
+
+        fn leaves_outcome_open(&self) -> bool {
+            self.0 != RetryClass::Permanent
+        }
+
+        fn explain(&self, server: &Db) -> String {
+            format!("{server} rejects it")
+        }
+    }
+
+    fn with_identity() -> Db {
+        Db(Some(TlsFiles { identity: Some(("cert".into(), "key".into())), ..TlsFiles::default() }))
+    }
+
+    fn in_words(failure: &Failure<Rejected>, server: &Db) -> String {
+        failure.explain(server).to_string()
+    }
+
+    #[test]
+    fn a_lack_of_resources_does_not_pass() {
+        for (errno, trouble) in [
+            (Errno::ECONNREFUSED, RetryClass::Unavailable),
+            (Errno::EMFILE, RetryClass::Permanent),
+            (Errno::ENOMEM, RetryClass::Permanent),
+        ] {
+            let failure = Failure::<Rejected>::of_dial(&errno.into(), &Db(None));
+            assert_eq!((failure.trouble(), failure.leaves_outcome_open()), (trouble, false), "{errno}");
+            assert!(in_words(&failure, &Db(None)).starts_with("cannot reach Db at h: "), "{errno}");
+        }
+    }
+
+    #[test]
+    fn what_may_have_arrived_leaves_the_outcome_open() {
+        for kind in [io::ErrorKind::TimedOut, io::ErrorKind::ConnectionReset, io::ErrorKind::InvalidData] {
+            assert!(Failure::<Rejected>::of_stream(&kind.into()).leaves_outcome_open(), "{kind}");
+        }
+        for class in [RetryClass::Busy, RetryClass::Permanent] {
+            let failure = Failure::Refused(Rejected(class));
+            assert_eq!((failure.trouble(), failure.leaves_outcome_open()), (class, class == RetryClass::Busy));
+        }
+        assert!(!Failure::<Rejected>::Unsent(RetryClass::Unavailable, String::new()).leaves_outcome_open());
+        assert!(!Failure::<Rejected>::BadCertificate(String::new()).leaves_outcome_open());
+    }
+
+    #[test]
+    fn advice_depends_on_what_the_url_says() {
+        let hung_up = "Db at h closed the connection before it answered";
+        let with_tls = Db(Some(TlsFiles::default()));
+        for (server, advice) in [
+            (Db(None), "; if that is a TLS port, write dbs:// in the store's URL"),
+            (Db(Some(TlsFiles::default())), MAY_WANT_CERTIFICATE),
+            (with_identity(), ""),
+        ] {
+            assert_eq!(in_words(&Failure::HungUp, &server), format!("{hung_up}{advice}"));
+            assert_eq!(in_words(&Failure::Closed, &server), hung_up);
+        }
+        let rejected = Failure::BadCertificate("UnknownCA".to_owned());
+        assert!(in_words(&rejected, &with_tls).starts_with("Db at h requires a certificate of its clients"));
+        assert!(in_words(&rejected, &with_identity()).starts_with("Db at h rejects the client's certificate"));
+        let handshake = |failure| after_handshake(&io::Error::other(failure), &with_tls);
+        assert_eq!(
+            handshake(HandshakeFailure::NotTls),
+            "; name the TLS port in the store's URL, or write db:// if it has none"
+        );
+        assert_eq!(handshake(HandshakeFailure::Rejected), MAY_WANT_CERTIFICATE);
+    }
+
+    #[test]
+    fn words_of_a_server_are_escaped() {
+        let failure = Failure::lasting("says \u{1b}[31m");
+        assert!(!in_words(&failure, &Db(None)).contains('\u{1b}'));
+        let failure = Failure::Broken("\u{1b}".to_owned());
+        assert!(!in_words(&failure, &Db(None)).contains('\u{1b}'));
+    }
+}

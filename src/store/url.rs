@@ -57,8 +57,7 @@ impl<'a> Url<'a> {
             self.login.is_some_and(|login| login.contains(',')),
             "has a comma before the @; write the user and the password once, before the first host, and %2C for a \
              comma in them",
-        )?;
-        Ok(())
+        )
     }
 
     /// Reads `HOST:PORT,HOST:PORT`, with this `port` where there is none. Returns at least one server.
@@ -66,12 +65,8 @@ impl<'a> Url<'a> {
         let server = |listed| {
             let (host, own_port) = split_port(listed)?;
             let host = decoded(host)?;
-            if host.is_empty() {
-                return Err("names no host, or has a comma too many".to_owned());
-            }
-            if !is_host(&host) {
-                return Err("has a host that is neither a name nor an address".to_owned());
-            }
+            refuse_if(host.is_empty(), "names no host, or has a comma too many")?;
+            refuse_if(!is_host(&host), "has a host that is neither a name nor an address")?;
             Ok(Endpoint::Tcp { host, port: own_port.unwrap_or(port), tls: tls.cloned() })
         };
         self.hosts.split(',').map(server).collect()

@@ -80,10 +80,7 @@ impl Server {
 
     /// Returns the same server at another host and port.
     pub(super) fn at(&self, host: &str, port: u16) -> Self {
-        let tls = match &self.endpoint {
-            Endpoint::Tcp { tls, .. } => tls.clone(),
-            Endpoint::Unix(_) => None,
-        };
+        let tls = self.endpoint.tls_files().cloned();
         Server { endpoint: Endpoint::Tcp { host: host.to_owned(), port, tls }, ..self.clone() }
     }
 }
@@ -140,9 +137,10 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     // A user without a password has an empty one.
     let password = password.or_else(|| user.is_some().then(String::new));
     let prefix = url.parameters.take_or("prefix", "lockrun");
-    if prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()) {
-        return Err("has a prefix that is empty or has braces or control characters in it".into());
-    }
+    refuse_if(
+        prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()),
+        "has a prefix that is empty or has braces or control characters in it",
+    )?;
     let grace_ms = read_grace(url.parameters.take("grace").as_deref(), role)?;
     let server = |endpoint, database| Server {
         role,
