@@ -26,7 +26,7 @@ impl<'a> Url<'a> {
     pub(super) fn read(text: &'a str) -> Result<Self, String> {
         let scheme = text.split(':').next().unwrap_or_default();
         let rest = text[scheme.len()..].strip_prefix("://").ok_or_else(|| format!("lacks the // after {scheme}:"))?;
-        let (before, parameters) = split_parameters(rest)?;
+        let (before, query) = split_query(rest)?;
         let (authority, path) = before.split_once('/').unwrap_or((before, ""));
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
@@ -39,7 +39,7 @@ impl<'a> Url<'a> {
             login.is_some_and(|login| login.contains('@')) || !may_have_at && rest[authority.len()..].contains('@'),
             "has an @ that belongs to a user, password or value; write %40, and for a / or ? before it %2F or %3F",
         )?;
-        Ok(Url { scheme, login, hosts, path, parameters })
+        Ok(Url { scheme, login, hosts, path, parameters: Parameters::read(query)? })
     }
 
     /// Returns the user, which may be empty, and the password, if there is an `@`.
@@ -78,11 +78,10 @@ pub(super) fn refuse_if(is_wrong: bool, why: &str) -> Result<(), String> {
     if is_wrong { Err(why.to_owned()) } else { Ok(()) }
 }
 
-/// Splits what follows the scheme into what is before the `?`, and the parameters.
-pub(super) fn split_parameters(rest: &str) -> Result<(&str, Parameters), String> {
+/// Splits what follows the scheme at the `?`, if there is one.
+pub(super) fn split_query(rest: &str) -> Result<(&str, Option<&str>), String> {
     refuse_if(rest.contains('#'), "has a # in it; write %23")?;
-    let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
-    Ok((before, Parameters::read(query)?))
+    Ok(rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query))))
 }
 
 /// The parameters of a URL that have not been taken yet.
@@ -104,7 +103,7 @@ struct Parameter {
 impl Parameters {
     /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or has two
     /// `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
-    fn read(query: Option<&str>) -> Result<Self, String> {
+    pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
         let mut parameters = Parameters::default();
         for (parameter, place) in query.unwrap_or_default().split('&').zip(1..) {
             if parameter.is_empty() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::FileStore;
 use super::access::Access;
 use super::group::Group;
-use crate::store::url::{AFTER_PATHS, check_separators, decoded_path, refuse_if, split_parameters};
+use crate::store::url::{AFTER_PATHS, Parameters, check_separators, decoded_path, refuse_if, split_query};
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
@@ -30,8 +30,9 @@ impl Location for FileAddress {
 /// Reads a URL that begins with `file:`.
 fn parse(url: &str) -> Result<FileAddress, String> {
     let rest = url.strip_prefix("file:").unwrap_or(url);
-    let (place, mut parameters) = split_parameters(rest)?;
+    let (place, query) = split_query(rest)?;
     let path = place.strip_prefix("//").unwrap_or(place);
+    let mut parameters = Parameters::read(query)?;
     let group = parameters.take("group");
     parameters.none_left(None).map_err(|why| format!("{why} (write %3F for a ? in the path)"))?;
     refuse_if(group.as_deref() == Some(""), "has no group after group=; write file:/DIR?group=NAME")?;
