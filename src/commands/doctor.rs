@@ -64,24 +64,22 @@ fn lines(diagnostics: &[Diagnostic]) -> String {
 
 /// Returns the diagnostics as a JSON object, with a newline.
 fn json(diagnostics: &[Diagnostic]) -> String {
-    let level = |level: Level| match level {
-        Level::Ok => "ok",
-        Level::Note => "note",
-        Level::Warn => "warn",
-        Level::Fail => "fail",
-        Level::Unusable => "unusable",
-    };
-    let worst = diagnostics.iter().map(|diagnostic| diagnostic.level).max().unwrap_or(Level::Unusable);
+    let worst = worst(diagnostics).unwrap_or(Level::Unusable).name();
     let all: Vec<_> = diagnostics
         .iter()
-        .map(|it| json!({ "level": level(it.level), "finding": it.text, "advice": it.advice }))
+        .map(|it| json!({ "level": it.level.name(), "finding": it.text, "advice": it.advice }))
         .collect();
-    json_for_terminals(&format!("{:#}\n", json!({ "version": 1, "worst": level(worst), "diagnostics": all })))
+    json_for_terminals(&format!("{:#}\n", json!({ "version": 1, "worst": worst, "diagnostics": all })))
+}
+
+/// Returns the worst level; `None` if there is no diagnostic.
+fn worst(diagnostics: &[Diagnostic]) -> Option<Level> {
+    diagnostics.iter().map(|diagnostic| diagnostic.level).max()
 }
 
 /// Returns the outcome for the worst diagnostic.
 fn outcome(diagnostics: &[Diagnostic]) -> Outcome {
-    match diagnostics.iter().map(|diagnostic| diagnostic.level).max() {
+    match worst(diagnostics) {
         Some(Level::Ok | Level::Note) => Outcome::Printed,
         Some(Level::Warn) => Outcome::Weak,
         Some(Level::Fail) => Outcome::Unsafe,

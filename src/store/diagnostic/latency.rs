@@ -1,7 +1,7 @@
 //! How quickly a server answers, and how evenly its clock runs.
 
 use std::thread::sleep;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::Diagnostic;
 use crate::sys::clock::Moment;
@@ -45,20 +45,18 @@ pub(in crate::store) fn diagnose<E>(
         samples.push(Sample { sent, received, server: answer });
         sleep(PAUSE);
     }
-    let mut diagnostics = judge_latency(&samples, timeout);
+    let mut diagnostics = vec![judge_latency(&samples, timeout)];
     diagnostics.extend(judge_clock_rate(&samples));
-    diagnostics.extend(samples.last().and_then(|last| compare(last, Moment::now(), SystemTime::now())));
     Ok(diagnostics)
 }
 
 /// Judges whether replies come well within `timeout`.
-fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
+fn judge_latency(samples: &[Sample], timeout: Duration) -> Diagnostic {
     let mut spans: Vec<Duration> = samples.iter().map(Sample::took).collect();
     spans.sort_unstable();
-    let Some(worst) = spans.last() else { return Vec::new() };
-    let median = spans[spans.len() / 2];
+    let (median, worst) = (spans[spans.len() / 2], spans[spans.len() - 1]);
     let text = format!("an answer takes {median:.1?}, at worst {worst:.1?}; --store-timeout allows {timeout:?}");
-    vec![if median > timeout / 10 || *worst > timeout / 2 {
+    if median > timeout / 10 || worst > timeout / 2 {
         Diagnostic::warn(
             text,
             "a request that is late is taken for lost, and a lease that cannot be renewed ends its command; \
@@ -66,7 +64,7 @@ fn judge_latency(samples: &[Sample], timeout: Duration) -> Vec<Diagnostic> {
         )
     } else {
         Diagnostic::ok(text)
-    }]
+    }
 }
 
 /// Judges whether the server's clock runs as fast as ours.
@@ -87,21 +85,14 @@ fn judge_clock_rate(samples: &[Sample]) -> Option<Diagnostic> {
         let sign = if backwards { "-" } else { "" };
         Diagnostic::fail(
             format!("the server's clock runs unevenly: {sign}{there:.1?} there in {here:.1?} here"),
-            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, by at most 1 % (chronyd: maxslewrate 10000), instead of stepping it",
+            "leases end too early or too late, and two runs may hold one lock; let NTP slew that clock, by at most 1 % \
+             (chronyd: maxslewrate 10000), instead of stepping it",
         )
     } else {
         Diagnostic::ok(format!(
             "the server's clock runs evenly (off by {off:.1?} in {here:.1?}, give or take {doubt:.1?})"
         ))
     })
-}
-
-/// Compares the server's clock with that of this machine, which shows `wall` at `now`.
-fn compare(sample: &Sample, now: Moment, wall: SystemTime) -> Option<Diagnostic> {
-    let wall = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let ours = wall.saturating_sub(now.since(sample.received));
-    let apart = ours.abs_diff(sample.server?);
-    Some(Diagnostic::ok(format!("its clock and ours are {apart:.1?} apart, which does not matter to locks")))
 }
 
 #[cfg(test)]
@@ -144,20 +135,12 @@ mod tests {
 
     #[test]
     fn slowness_is_measured_by_the_timeout() {
-        let level = |took: Duration| judge_latency(&series(took, |here| here), Duration::from_secs(5))[0].level;
+        let level = |took: Duration| judge_latency(&series(took, |here| here), Duration::from_secs(5)).level;
         assert_eq!(level(MS), Level::Ok);
         assert_eq!(level(MS * 400), Level::Ok);
         assert_eq!(level(MS * 600), Level::Warn);
         let mut samples = series(MS, |here| here);
         samples[7].received = samples[7].sent + MS * 3000;
-        assert_eq!(judge_latency(&samples, Duration::from_secs(5))[0].level, Level::Warn);
-    }
-
-    #[test]
-    fn clocks_are_compared_at_one_moment() {
-        let sample = series(MS, |here| here)[0];
-        let wall = SystemTime::UNIX_EPOCH + sample.server.expect("is known") + Duration::from_secs(8);
-        let said = compare(&sample, sample.received + Duration::from_secs(5), wall).expect("both are known").text;
-        assert!(said.contains("3.0s apart"), "{said}");
+        assert_eq!(judge_latency(&samples, Duration::from_secs(5)).level, Level::Warn);
     }
 }

@@ -23,6 +23,27 @@ pub enum Level {
     Unusable,
 }
 
+impl Level {
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+            Level::Unusable => "unusable",
+        }
+    }
+}
+
+/// What it means that a server has forgotten a lock, after what it has forgotten.
+pub(super) const FORGOTTEN: &str = "and another run gets one while its first command runs";
+
+/// What it means that a server has copies that lag behind.
+pub(super) const LOST_BY_FAILOVER: &str = "a failover may lose what was written last: a lock that was just granted is \
+                                           free on the new primary, and another run gets it while the first command \
+                                           runs; let the fence guard what matters";
+
 /// A finding about a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
@@ -64,12 +85,7 @@ impl Diagnostic {
 /// Formats one line: level, finding, meaning and advice. Parts may come from a server, so they are escaped.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = match self.level {
-            Level::Ok => "ok",
-            Level::Note => "note",
-            Level::Warn => "warn",
-            Level::Fail | Level::Unusable => "fail",
-        };
+        let word = self.level.min(Level::Fail).name();
         let separator = if self.advice.is_empty() { "" } else { ": " };
         write!(f, "{word:<6}{}{separator}{}", escaped(&self.text), escaped(&self.advice))
     }

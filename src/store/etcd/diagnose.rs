@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
-use uuid::Uuid;
 
 use super::api::{self, Header, RequestOp};
 use super::client::{Client, Effect};
 use super::failure::Failure;
 use super::keys::Names;
-use super::url::Cluster;
+use super::url::{Cluster, shown};
 use super::{EtcdStore, change};
-use crate::lock::key::Key;
 use crate::lock::state::{Applied, LockState};
 use crate::store::diagnostic::{Diagnostic, Level, encryption, latency, trial};
 use crate::store::engine::{Operation, Records as _};
@@ -99,14 +97,16 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
         diagnostics.extend(compare_data(&store.client.cluster, statuses.len(), timeout));
     }
     diagnostics.extend(strangers);
-    diagnostics.extend(judge_encryption(&store.client.cluster, timeout));
+    let Cluster { members, login, .. } = &store.client.cluster;
+    let is_encrypted = store.client.cluster.is_encrypted();
+    diagnostics.extend(encryption::diagnose_password(members, is_encrypted, login.is_some(), "etcds://", timeout));
     let members: Members = ask(&mut store.client, &api::member_list(), timeout)?;
     diagnostics.push(judge_size(members.voting(), members.has_learners()));
     let unanswered = store.client.cluster.members.len() - statuses.len();
     diagnostics.extend(judge_url(&statuses, unanswered, members.voting()));
     let alarms: Alarms = ask(&mut store.client, &api::alarms(), timeout).unwrap_or_default();
     diagnostics.extend(alarms.alarms.iter().map(judge_alarm));
-    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    let key = trial::key();
     // A majority confirms a read, as it does each step of a lock.
     let read = RequestOp::Get(Names::new(&store.client.cluster.prefix, &key).state);
     let measured = latency::diagnose(timeout, || -> Result<_, Failure> {
@@ -262,19 +262,6 @@ fn judge_url(statuses: &[(String, Status)], unanswered: usize, voting: usize) ->
             "lockrun asks no other member if those are away; name all members, unless the URL names a load balancer",
         )
     })
-}
-
-/// Judges whether anybody could listen on the way to the members.
-fn judge_encryption(cluster: &Cluster, timeout: Duration) -> Option<Diagnostic> {
-    let exposed = if cluster.login.is_some() {
-        Diagnostic::warn(
-            "the password travels over the network in clear",
-            "anyone on the network can read the tokens and release locks; use etcds:// (TLS), or a network that is encrypted by itself",
-        )
-    } else {
-        Diagnostic::ok("the connection is not encrypted, and there is no password to expose")
-    };
-    encryption::diagnose(&cluster.members, cluster.is_encrypted(), exposed, timeout)
 }
 
 fn judge_member(name: &str, status: &Status) -> Vec<Diagnostic> {

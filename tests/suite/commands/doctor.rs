@@ -127,7 +127,7 @@ fn a_server_that_forgets() {
     let redis = Redis::start();
     finds(&doctor(&redis.url()).exited(1), "warn", &["nothing is kept on disk", "set appendonly yes"]);
     redis.ask(&["CONFIG", "SET", "save", "3600 1"]);
-    finds(&doctor(&redis.url()).exited(1), "warn", &["only snapshots", "3600 1", "set appendonly yes"]);
+    finds(&doctor(&redis.url()).exited(1), "warn", &["no append-only file", "3600 1", "set appendonly yes"]);
     redis.ask(&["CONFIG", "SET", "save", ""]);
     redis.ask(&["CONFIG", "SET", "appendonly", "yes"]);
     is_well(doctor(&redis.url()), 8);

@@ -1,10 +1,7 @@
 //! What the server still knows after a crash.
 
 use super::settings::Settings;
-use crate::store::diagnostic::Diagnostic;
-
-/// What a forgotten lock means.
-const FORGOTTEN: &str = "and another run gets one while its first command runs";
+use crate::store::diagnostic::{Diagnostic, FORGOTTEN};
 
 /// Checks what reaches the server's disk before the server answers.
 pub(super) fn judge(settings: &Settings) -> Vec<Diagnostic> {

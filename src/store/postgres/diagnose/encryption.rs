@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use crate::net::tls::Verification;
-use crate::store::diagnostic::{Diagnostic, encryption};
+use crate::store::diagnostic::{
+    Diagnostic,
+    encryption::{self, EAVESDROPPERS},
+};
 use crate::store::postgres::url::{Binding, Encryption, Server};
 
 /// Returns whether others on the network could listen to a connection to `server`, or pose as it. Looks up its name within `timeout`.
@@ -20,8 +23,10 @@ pub(super) fn diagnose(server: &Server, is_encrypted: bool, timeout: Duration) -
     } else {
         Diagnostic::warn(
             "the connection travels over the network in clear",
-            "anyone on the network can read the tokens and release locks; turn TLS on at the server, and write sslmode=verify-full in the \
-             store's URL, or use a network that is encrypted by itself",
+            format!(
+                "{EAVESDROPPERS}; turn TLS on at the server, and write sslmode=verify-full in the store's URL, or use a \
+                 network that is encrypted by itself"
+            ),
         )
     };
     encryption::diagnose(&server.hosts, is_encrypted && is_verified, exposed, timeout)

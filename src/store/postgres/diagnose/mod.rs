@@ -93,7 +93,7 @@ fn is_encrypted(store: &PostgresStore) -> bool {
 
 /// Tries a lock that only we use; to the server it is like any other.
 fn try_a_lock(store: &mut PostgresStore, readiness: Readiness) -> Result<Option<Diagnostic>, Failure> {
-    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    let key = trial::key();
     match readiness {
         Readiness::Ready => {
             let tried = trial::diagnose(store, &key);

@@ -4,7 +4,7 @@ use postgres_protocol::escape::escape_identifier;
 
 use super::settings::Settings;
 use super::{number, try_ask};
-use crate::store::diagnostic::Diagnostic;
+use crate::store::diagnostic::{Diagnostic, LOST_BY_FAILOVER};
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
 
@@ -22,8 +22,6 @@ pub(super) fn diagnose(store: &mut PostgresStore, settings: &Settings, role: &st
 }
 
 fn judge(standbys: Option<i64>, settings: &Settings, role: &str) -> Diagnostic {
-    let lost = "a failover may lose what was committed last: a lock that was just granted is free on the new primary, \
-                and another run gets it while the first command runs; let the fence guard what matters";
     let commit = settings.text("synchronous_commit").unwrap_or("on");
     let wait = format!("ALTER ROLE {} SET synchronous_commit = on", escape_identifier(role));
     match (settings.text("synchronous_standby_names"), standbys) {
@@ -40,13 +38,13 @@ fn judge(standbys: Option<i64>, settings: &Settings, role: &str) -> Diagnostic {
             format!(
                 "it has standbys ({standbys} connected), which get each commit later (synchronous_standby_names is empty)"
             ),
-            format!("{lost}, and name the standbys in synchronous_standby_names"),
+            format!("{LOST_BY_FAILOVER}, and name the standbys in synchronous_standby_names"),
         ),
         (Some(names), _) if !names.is_empty() && matches!(commit, "off" | "local") => Diagnostic::warn(
             format!(
                 "a commit does not wait for the synchronous standbys (synchronous_commit {commit} for role \"{role}\")"
             ),
-            format!("{lost}, and {wait}"),
+            format!("{LOST_BY_FAILOVER}, and {wait}"),
         ),
         (Some(names), _) if !names.is_empty() && commit == "remote_write" => Diagnostic::warn(
             format!(

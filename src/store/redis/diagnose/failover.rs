@@ -12,17 +12,9 @@ const USUAL_TTL: Duration = Duration::from_secs(30);
 /// How long a failover usually takes once the primary was found to be down: until another one is elected and known to all.
 const ELECTION: Duration = Duration::from_secs(5);
 
-/// What no setting covers.
-const UNCOVERED: &str = "after a failover nothing is granted until the longest lease from before it has run out; what that does not \
-                         cover: --ttl none, and a lease longer than any that had reached the replica";
-
 /// What to do about a server that does not belong to the others.
-const STRANGER: &str = "take the one that does not belong there out of the store's URL, on every host: it can keep locks from being \
-                        had (69)";
-
-/// Which nodes of a cluster to name.
-const NAME_AN_ODD_NUMBER: &str = "a majority of the named ones must answer, or locks cannot be had (69); name three or five, not all \
-                                  in one failure zone";
+const STRANGER: &str = "take the one that does not belong there out of the store's URL, on every host: it can keep \
+                        locks from being had (69)";
 
 /// Judges what the servers that know the primary report.
 pub(super) fn judge(report: &WitnessReport) -> Vec<Diagnostic> {
@@ -40,19 +32,16 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
             "a majority of {sentinel_count} Sentinels says that the primary of {service:?} is {primary}"
         ))
     }));
-    for why in silent {
-        diagnostics.push(Diagnostic::warn(
-            why.clone(),
-            "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
-        ));
-    }
-    for why in strangers {
-        diagnostics.push(Diagnostic::warn(why.clone(), STRANGER));
-    }
+    diagnostics.extend(warn_of_each(
+        silent,
+        "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
+    ));
+    diagnostics.extend(warn_of_each(strangers, STRANGER));
     if *sentinel_count < 3 {
         diagnostics.push(Diagnostic::warn(
             format!("there are fewer than three Sentinels ({sentinel_count})"),
-            "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of their own",
+            "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of \
+             their own",
         ));
     }
     if *named < *sentinel_count && strangers.is_empty() {
@@ -66,40 +55,27 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
             .push(Diagnostic::warn("the primary has no replica", "nothing can take its place; give it one or two"));
     }
     diagnostics.extend(down_after.map(|down_after| judge_delay("down-after-milliseconds", down_after)));
-    diagnostics.push(Diagnostic::ok(UNCOVERED));
     diagnostics
 }
 
 fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     let ClusterReport { named, nodes, primaries, alone, silent, strangers, node_timeout } = report;
-    let mut diagnostics = vec![
-        Diagnostic::ok(format!("the cluster has {primaries} primaries")),
-        Diagnostic::ok(format!(
-            "to start, a run needs {} of the {named} nodes that the store's URL names",
-            majority(*named)
-        )),
-    ];
-    for why in silent {
-        diagnostics.push(Diagnostic::warn(
-            why.clone(),
-            "start it again, or wait until a replica has taken its place: locks on it cannot be had (69), and with three primaries \
-             no lease at all can be renewed meanwhile",
-        ));
-    }
-    for why in strangers {
-        diagnostics.push(Diagnostic::warn(why.clone(), STRANGER));
-    }
+    let mut diagnostics = vec![Diagnostic::ok(format!(
+        "the cluster has {primaries} primaries; to start, a run needs {} of the {named} nodes that the store's URL names",
+        majority(*named)
+    ))];
+    diagnostics.extend(warn_of_each(
+        silent,
+        "start it again, or wait until a replica has taken its place: locks on it cannot be had (69), and with three \
+         primaries no lease at all can be renewed meanwhile",
+    ));
+    diagnostics.extend(warn_of_each(strangers, STRANGER));
     if *named < 3 && nodes > named {
         diagnostics.push(Diagnostic::warn(
             format!("the store's URL names {named} of the cluster's {nodes} nodes"),
-            NAME_AN_ODD_NUMBER,
+            "a majority of the named ones must answer, or locks cannot be had (69); name three or five, not all in one \
+             failure zone",
         ));
-    }
-    if *named > 2 && named % 2 == 0 {
-        diagnostics.push(Diagnostic::ok(format!(
-            "of {named} named nodes no more can be away than of {}: {NAME_AN_ODD_NUMBER}",
-            named - 1
-        )));
     }
     if *primaries < 3 {
         diagnostics.push(Diagnostic::warn(
@@ -114,10 +90,12 @@ fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
         ));
     }
     diagnostics.extend(node_timeout.map(|timeout| judge_delay("cluster-node-timeout", timeout)));
-    diagnostics.push(Diagnostic::ok(format!(
-        "{UNCOVERED}; the first lock of a key; a replica that was made the primary with CLUSTER FAILOVER TAKEOVER"
-    )));
     diagnostics
+}
+
+/// Returns a warning for each of these texts.
+fn warn_of_each<'a>(texts: &'a [String], advice: &'a str) -> impl Iterator<Item = Diagnostic> + 'a {
+    texts.iter().map(move |text| Diagnostic::warn(text.clone(), advice))
 }
 
 /// Compares a lease with the time after which a silent primary counts as down.
@@ -125,15 +103,14 @@ fn judge_delay(name: &str, delay: Duration) -> Diagnostic {
     let failover = delay + ELECTION;
     // The command gets TERM a third of the lease before its end, and the last renewal may be a third of the lease old.
     if failover * 3 < USUAL_TTL {
-        return Diagnostic::ok(format!(
-            "a silent primary is replaced after about {} ({name})",
-            duration::say(failover)
-        ));
+        let failover = duration::say(failover);
+        return Diagnostic::ok(format!("a silent primary is replaced after about {failover} ({name})"));
     }
     Diagnostic::warn(
         format!("a silent primary is replaced only after about {} ({name})", duration::say(failover)),
         format!(
-            "a lease of {} is lost before that, and the command is stopped (79): set {name} to 3000 or so, or use a --ttl of {} or more",
+            "a lease of {} is lost before that, and the command is stopped (79): set {name} to 3000 or so, or use a \
+             --ttl of {} or more",
             duration::say(USUAL_TTL),
             duration::say(failover * 3)
         ),
@@ -200,6 +177,6 @@ mod tests {
             let found = judge_cluster(&ClusterReport { named, ..good() });
             found.iter().any(|diagnostic| format!("{diagnostic:?}").contains("three or five"))
         };
-        assert!(!advises(3) && !advises(5) && advises(2) && advises(4));
+        assert!(!advises(3) && !advises(5) && advises(2));
     }
 }

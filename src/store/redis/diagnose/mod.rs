@@ -1,17 +1,13 @@
 //! What would make locks in this server unsafe or slow.
 
-mod encryption;
 mod failover;
-mod memory;
-mod persistence;
-mod replication;
-mod report;
+mod info;
 mod server;
 
+use std::slice;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use uuid::Uuid;
 
 use super::connection::Connection;
 use super::failover::slot_of;
@@ -19,11 +15,12 @@ use super::failure::Failure;
 use super::rights::Missing;
 use super::{FAILOVER_KEY, FailoverScope, KEYS, RedisStore, keys, reply};
 use crate::lock::key::Key;
-use crate::store::diagnostic::{Diagnostic, latency, trial};
+use crate::net::endpoint::Endpoint;
+use crate::store::diagnostic::{Diagnostic, encryption, latency, trial};
 use crate::store::redis::url::Server;
 use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
-use report::Report;
+use info::Info;
 use server::Hello;
 
 /// A connection on which a rejection is an answer like any other.
@@ -72,8 +69,7 @@ fn read_time(reply: &Value) -> Option<Duration> {
 /// Examines the server of `store`, and tries a lock there under a name that nobody else uses.
 pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
-    // A lock of our own; the server treats it like any other.
-    let key = Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key");
+    let key = trial::key();
     let looked = match ask_witnesses(store, &key, &mut diagnostics) {
         Ok(()) => look(store, &key, &mut diagnostics),
         failed => failed,
@@ -116,17 +112,19 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
         }
         hello => hello?,
     };
-    let report = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text).map(Report::new);
-    diagnostics.extend(server::judge(
-        hello.as_ref(),
-        report.as_ref(),
-        &server,
-        store.failover_scope == Some(FailoverScope::Lock),
-    ));
+    let info = Info::ask(&mut session)?;
+    let of_a_cluster = store.failover_scope == Some(FailoverScope::Lock);
+    diagnostics.extend(server::judge(hello.as_ref(), info.as_ref(), &server, of_a_cluster));
     if hello.as_ref().is_some_and(Hello::is_sentinel) {
         return Ok(());
     }
-    diagnostics.extend(encryption::diagnose(&server, store.timeout));
+    diagnostics.extend(encryption::diagnose_password(
+        slice::from_ref(&server.endpoint),
+        matches!(&server.endpoint, Endpoint::Tcp { tls: Some(_), .. }),
+        server.password.is_some(),
+        "rediss://",
+        store.timeout,
+    ));
 
     let base = keys::base(&server.prefix, key);
     let missing =
@@ -140,15 +138,16 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
         diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
     }
 
-    let Some(report) = report else {
+    let Some(info) = info else {
         diagnostics.push(not_allowed_to_look(&server));
         return Ok(());
     };
-    diagnostics.extend(memory::diagnose(&report));
-    let (fsync, save) = (session.parameter("appendfsync")?, session.parameter("save")?);
-    diagnostics.extend(persistence::diagnose(&report, fsync.as_deref(), save.as_deref(), server.grace_ms));
-    let replicas_to_write = session.parameter("min-replicas-to-write")?;
-    diagnostics.extend(replication::diagnose(&report, replicas_to_write.as_deref(), store.failover_scope.is_some()));
+    diagnostics.extend(info.judge_memory());
+    diagnostics.extend(info.judge_persistence(server.grace_ms));
+    // Where failovers are followed, nothing is granted until what they could lose has run out.
+    if store.failover_scope.is_none() {
+        diagnostics.extend(info.judge_replicas());
+    }
     Ok(())
 }
 

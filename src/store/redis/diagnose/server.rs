@@ -3,7 +3,7 @@
 use redis::Value;
 
 use super::Session;
-use super::report::Report;
+use super::info::Info;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::redis::failure::Failure;
 use crate::store::redis::reply;
@@ -53,17 +53,17 @@ pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     }
 }
 
-/// Judges what kind of server this is, by its answer to HELLO, or else by its report. `of_a_cluster`: the URL says that it is one.
+/// Judges what kind of server this is, by its answer to HELLO, or else to INFO. `of_a_cluster`: the URL says that it is one.
 pub(super) fn judge(
     hello: Option<&Hello>,
-    report: Option<&Report>,
+    info: Option<&Info>,
     server: &Server,
     of_a_cluster: bool,
 ) -> Vec<Diagnostic> {
     let unknown = Hello {
         product: "redis".into(),
-        version: report.and_then(|report| report.text("redis_version")).unwrap_or_default().into(),
-        mode: report.and_then(|report| report.text("redis_mode")).unwrap_or_default().into(),
+        version: info.and_then(|info| info.text("redis_version")).unwrap_or_default().into(),
+        mode: info.and_then(|info| info.text("redis_mode")).unwrap_or_default().into(),
         role: String::new(),
     };
     let hello = hello.unwrap_or(&unknown);
@@ -89,13 +89,15 @@ pub(super) fn judge(
     } else if mode == "cluster" && !of_a_cluster {
         diagnostics.push(Diagnostic::fail(
             "it is a node of a cluster",
-            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); write redis+cluster:// in the store's URL",
+            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); write \
+             redis+cluster:// in the store's URL",
         ));
     }
     if role == "replica" || role == "slave" {
         diagnostics.push(Diagnostic::fail(
             "it is a replica",
-            "what is written there is refused, or is not seen by the primary and is lost; name the primary in the store's URL",
+            "what is written there is refused, or is not seen by the primary and is lost; name the primary in the \
+             store's URL",
         ));
     }
     diagnostics
