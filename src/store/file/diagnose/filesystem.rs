@@ -8,24 +8,16 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 
 use crate::store::diagnostic::Diagnostic;
 
-/// The kinds of file systems that differ for locks.
+/// The kinds of file systems whose locks may not be those of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Local,
     Network,
     Fuse,
     Overlay,
 }
 
 /// File systems by the number that statfs(2) returns. Any other counts as local.
-const KNOWN: [(u32, &str, Kind); 23] = [
-    (0x0000_ef53, "ext4", Kind::Local),
-    (0x0102_1994, "tmpfs", Kind::Local),
-    (0x5846_5342, "xfs", Kind::Local),
-    (0x9123_683e, "btrfs", Kind::Local),
-    (0x2fc1_2fc1, "zfs", Kind::Local),
-    (0xf2f5_2010, "f2fs", Kind::Local),
-    (0xca45_1a4e, "bcachefs", Kind::Local),
+const KNOWN: [(u32, &str, Kind); 16] = [
     (0x0000_6969, "NFS", Kind::Network),
     (0xff53_4d42, "CIFS", Kind::Network),
     (0xfe53_4d42, "SMB", Kind::Network),
@@ -74,12 +66,11 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
 }
 
 fn judge_kind(path: &str, number: u32) -> Diagnostic {
-    let known = KNOWN.iter().find(|(known, ..)| *known == number);
-    let (name, kind) =
-        known.map_or_else(|| (format!("of type {number:#x}"), Kind::Local), |(_, name, kind)| ((*name).into(), *kind));
+    let Some((_, name, kind)) = KNOWN.iter().find(|(known, ..)| *known == number) else {
+        return Diagnostic::ok(format!("{path} is on a file system of this machine"));
+    };
     let text = format!("{path} is on a file system {name}");
     match kind {
-        Kind::Local => Diagnostic::ok(format!("{text}, of this machine")),
         Kind::Network => Diagnostic::fail(
             text,
             "a network file system may lose a lock while it is held, or not tell other machines of it; \

@@ -2,18 +2,18 @@
 
 mod ancestors;
 mod filesystem;
-mod records;
 mod trial;
 
 use std::fs::{read_link, remove_dir};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::fstat;
 use uuid::Uuid;
 
 use super::access::Access;
 use super::directory::{Directory, cannot_create, path_of};
+use super::lock_file::LockFile;
+use super::unreadable::Unreadable;
 use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::blocked_signals::with_signals_blocked;
@@ -70,7 +70,7 @@ fn look_at(directory: &Directory, found: Diagnostic) -> Vec<Diagnostic> {
     diagnostics.extend(ancestors::diagnose(directory.path()));
     diagnostics.extend(filesystem::diagnose(directory.as_fd(), directory.path()));
     diagnostics.extend(with_signals_blocked(|| trial::diagnose(directory.as_fd(), directory.path())));
-    diagnostics.extend(records::diagnose(directory));
+    diagnostics.extend(read_records(directory));
     diagnostics
 }
 
@@ -94,12 +94,41 @@ fn private(directory: &Directory) -> Option<Diagnostic> {
 /// Returns who can use the directory. As it was opened, it is known that no other user can write to it.
 fn users(directory: &Directory) -> Diagnostic {
     let path = directory.path().display();
-    if let Some(group) = directory.access().group() {
-        return Diagnostic::ok(format!(
-            "the lock directory {path} is shared by {group}, every member of which can hold, break and delete each lock there"
-        ));
+    Diagnostic::ok(match directory.access().group() {
+        Some(group) => format!(
+            "the lock directory {path} is shared by {group}, every member of which can hold, break and delete each \
+             lock there"
+        ),
+        None => format!("only this user can write to the lock directory {path}"),
+    })
+}
+
+/// Reads each record in `directory`, and reports everything else there that has a lock file's name.
+fn read_records(directory: &Directory) -> Vec<Diagnostic> {
+    let names = match directory.all_names() {
+        Ok(names) => names,
+        Err(error) => return vec![judge_unreadable(&error)],
+    };
+    let mut diagnostics = Vec::new();
+    let mut read = 0;
+    for name in names {
+        let file = LockFile::open_to_look(directory, &name);
+        match file.and_then(|file| file.map(|file| file.look(|_, _| Ok(()))).transpose()) {
+            Ok(record) => read += usize::from(record.is_some()),
+            Err(error) => diagnostics.push(judge_unreadable(&error)),
+        }
     }
-    let mode =
-        fstat(directory.as_fd()).map_or_else(|_| "unknown".into(), |stat| format!("{:03o}", stat.st_mode & 0o7777));
-    Diagnostic::ok(format!("only this user can write to the lock directory {path} (mode {mode})"))
+    if diagnostics.is_empty() {
+        diagnostics.push(Diagnostic::ok(format!("the records of all locks there can be read ({read})")));
+    }
+    diagnostics
+}
+
+/// Returns what it means that a record cannot be read.
+fn judge_unreadable(error: &StoreError) -> Diagnostic {
+    match error.downcast_ref::<Unreadable>() {
+        Some(file) if file.is_foreign() => Diagnostic::warn(file.text(), file.advice()),
+        Some(file) => Diagnostic::fail(file.text(), file.advice()),
+        None => Diagnostic::warn(format!("{error:#}"), "what needs that file ends with status 69 meanwhile"),
+    }
 }
