@@ -22,7 +22,7 @@ fn with_a_clerk() -> (Postgres, String) {
         postgres.ask(&format!("GRANT {} ON {object} TO clerk", rights.join(", ")));
     }
     let url = postgres.url_as("clerk", "");
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
     (postgres, url)
 }
 
@@ -46,7 +46,7 @@ fn a_role_that_lacks_one_right() {
             Lockrun::at(&url).args(words).command(["true"]).run().exited(0).silent();
         }
     }
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
 }
 
 // Every role may call this function, unless an administrator has revoked that: a hand-off would fail.
@@ -59,7 +59,7 @@ fn a_role_that_may_not_call_a_function() {
     finds(&output, "fail", &[lacks, "a superuser grants"]);
     assert_eq!(failures(&output), 1, "{output}");
     follow(&postgres, &output, "lacks EXECUTE");
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
 }
 
 // "No weaker lock by accident": a lock whose row is hidden would look free.
@@ -76,6 +76,6 @@ fn row_level_security() {
             call.run().exited(69).printed("").said("lockrun doctor names the right");
         }
         follow(&postgres, &output, "row-level security");
-        is_well(doctor(&url), 12);
+        is_well(doctor(&url), 11);
     }
 }

@@ -20,7 +20,7 @@ fn a_role_that_may_not_create() {
     assert!(printed.stdout().lines().take(3).all(|line| line.starts_with("-- ")), "{printed}");
     run_sql(&postgres, &printed.stdout);
     use_lock(&url);
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
     let lock = Lockrun::at(&url).args(["--key", "held"]);
     let holder = waiting_for_its_end(&lock);
     run_sql(&postgres, &printed.stdout);
@@ -30,8 +30,8 @@ fn a_role_that_may_not_create() {
     let other = postgres.url_as("day", "schema=Locks%20%22A%22%3B%20--");
     doctor(&other).exited(69);
     run_sql(&postgres, &call(&other).arg("--schema").run().exited(0).silent().stdout);
-    is_well(doctor(&other), 12);
-    is_well(doctor(&url), 12);
+    is_well(doctor(&other), 11);
+    is_well(doctor(&url), 11);
 }
 
 /// What a role `mallory` that may create schemas does to make others run its code, which records their names in `mallory.victims`.
@@ -93,7 +93,7 @@ fn the_schema_runs_no_code_of_others() {
     );
     run_sql(&postgres, &script);
     use_lock(&url);
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
     assert_eq!(victims(), 0);
 }
 
@@ -120,7 +120,7 @@ fn the_owner_of_a_schema_runs_its_sql() {
     let text = output.stdout();
     let advice = text.lines().find_map(|line| line.split_once("trust it, or ")).expect("is there").1;
     postgres.ask(advice);
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
 }
 
 // A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it without triggering it.
@@ -144,7 +144,7 @@ fn code_in_the_tables() {
             "lockrun.version is not an ordinary table",
         ),
     ] {
-        is_well(doctor(&url), 12);
+        is_well(doctor(&url), 11);
         postgres.ask(&make);
         let output = doctor(&url).exited(2);
         finds(&output, "fail", &[words, "no lock was tried"]);
@@ -159,7 +159,7 @@ fn code_in_the_tables() {
     let output = doctor(&url);
     finds(&output, "fail", &["may not create them"]);
     postgres.ask("ALTER TABLE lockrun.former RENAME TO version");
-    is_well(doctor(&url), 12);
+    is_well(doctor(&url), 11);
 }
 
 // "Prints the SQL, connects to nothing"; "bad combinations exit 64 before anything is touched".

@@ -1,14 +1,8 @@
 //! What would make locks in this database unsafe or slow.
 
-mod connections;
-mod durability;
-mod encryption;
-mod replication;
-mod rights;
 mod server;
 mod settings;
 mod tables;
-mod trust;
 
 use std::mem;
 use std::time::Duration;
@@ -17,7 +11,7 @@ use uuid::Uuid;
 
 use super::PostgresStore;
 use super::batch::{Batch, READ_WRITE};
-use super::connection::Row;
+use super::connection::{Connection, Row};
 use super::failure::Failure;
 use super::schema::Tables;
 use crate::lock::key::Key;
@@ -25,11 +19,9 @@ use crate::store::diagnostic::{Diagnostic, latency, trial};
 use crate::store::engine::Records as _;
 use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
-use rights::{Readiness, Rights};
 use server::Introduction;
 use settings::Settings;
-use tables::Table;
-use trust::Trust;
+use tables::{Objects, Rights, Trial};
 
 /// Checks the server of `store`, and tries a lock there under a key that no one else uses.
 pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
@@ -42,60 +34,50 @@ pub(super) fn diagnose(store: &mut PostgresStore) -> Vec<Diagnostic> {
 
 /// Adds what is found to `diagnostics`. Fails if the server stops answering.
 fn look(store: &mut PostgresStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
-    let (introduction, is_encrypted) = (Introduction::ask(store)?, is_encrypted(store));
+    let introduction = Introduction::ask(store)?;
+    let is_encrypted = store.connection.as_ref().is_some_and(Connection::is_encrypted);
     let settings = Settings::ask(store)?;
     diagnostics.extend(server::judge(&store.server, &introduction, &settings));
     if introduction.is_standby {
         return Ok(());
     }
-    diagnostics.extend(encryption::diagnose(&store.server, is_encrypted, store.timeout));
+    diagnostics.extend(server::judge_encryption(&store.server, is_encrypted, store.timeout));
 
-    let found = Table::ask_all(store)?;
-    let (findings, is_safe) = Trust::ask(store)?.judge();
+    let objects = Objects::ask(store)?;
+    let (findings, is_safe) = objects.judge_trust();
     diagnostics.extend(findings);
     if is_safe {
-        let readiness = judge_tables(store, &found, &introduction.role, diagnostics)?;
-        // What it creates must be removed.
-        diagnostics.extend(with_signals_blocked(|| try_a_lock(store, readiness))?);
+        diagnostics.extend(try_tables(store, &objects, &introduction.role)?);
     }
     diagnostics.extend(latency::diagnose(store.timeout, || time(store))?);
 
-    diagnostics.extend(tables::judge(&found, &store.tables));
-    diagnostics.extend(durability::judge(&settings));
-    diagnostics.push(replication::diagnose(store, &settings, &introduction.role)?);
-    diagnostics.extend(connections::diagnose(store, &settings, introduction.is_pooled)?);
+    diagnostics.extend(objects.judge_persistence());
+    diagnostics.extend(settings.judge_durability());
+    diagnostics.push(settings::diagnose_standbys(store, &settings, &introduction.role)?);
+    // Behind a pooler, connections are the pooler's business.
+    if !introduction.is_pooled {
+        diagnostics.extend(settings::diagnose_connections(store, &settings)?);
+    }
     Ok(())
 }
 
-/// Adds to `diagnostics` whether the tables that were found are lockrun's, and whether our role may use them.
-fn judge_tables(
-    store: &mut PostgresStore,
-    found: &[Table],
-    role: &str,
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Result<Readiness, Failure> {
+/// Returns whether the tables are lockrun's, and our role may use them; if so, tries a lock.
+fn try_tables(store: &mut PostgresStore, objects: &Objects, role: &str) -> Result<Vec<Diagnostic>, Failure> {
     if let Some(mismatch) = store.mismatch(Moment::now() + store.timeout)? {
-        diagnostics.push(Diagnostic::unusable(store.explain(&mismatch).to_string(), ""));
-        return Ok(Readiness::Unusable);
+        return Ok(vec![Diagnostic::unusable(store.explain(&mismatch).to_string(), "")]);
     }
     let rights = Rights::ask(store, role)?;
-    let (findings, readiness) = rights::judge(&rights, found, &store.tables, &store.server);
-    diagnostics.extend(findings);
-    if readiness == Readiness::Ready {
-        diagnostics.extend(tables::judge_version(store)?);
-    }
-    Ok(readiness)
-}
-
-fn is_encrypted(store: &PostgresStore) -> bool {
-    store.connection.as_ref().is_some_and(super::connection::Connection::is_encrypted)
+    let (mut diagnostics, trial) = objects.judge_rights(&rights, &store.server);
+    // What the trial creates must be removed.
+    diagnostics.extend(with_signals_blocked(|| try_a_lock(store, trial))?);
+    Ok(diagnostics)
 }
 
 /// Tries a lock that only we use; to the server it is like any other.
-fn try_a_lock(store: &mut PostgresStore, readiness: Readiness) -> Result<Option<Diagnostic>, Failure> {
+fn try_a_lock(store: &mut PostgresStore, trial: Trial) -> Result<Option<Diagnostic>, Failure> {
     let key = trial::key();
-    match readiness {
-        Readiness::Ready => {
+    match trial {
+        Trial::InTables => {
             let tried = trial::diagnose(store, &key);
             let Tables { locks, waiters, .. } = store.tables.clone();
             for table in [waiters, locks] {
@@ -103,8 +85,8 @@ fn try_a_lock(store: &mut PostgresStore, readiness: Readiness) -> Result<Option<
             }
             Ok(Some(tried))
         }
-        Readiness::FirstUse { may_create_schemas: true } => try_elsewhere(store, &key).map(Some),
-        Readiness::FirstUse { may_create_schemas: false } | Readiness::Unusable => Ok(None),
+        Trial::InOwnSchema => try_elsewhere(store, &key).map(Some),
+        Trial::Nowhere => Ok(None),
     }
 }
 
@@ -160,6 +142,11 @@ fn text(row: &Row, at: usize) -> Option<&str> {
 /// Returns whether a column is true; `None` if it is null or missing.
 fn truth(row: &Row, at: usize) -> Option<bool> {
     text(row, at).map(|value| value == "t")
+}
+
+/// Returns the words in a column, a JSON array; none if it is null or missing.
+fn list(row: &Row, at: usize) -> Vec<String> {
+    text(row, at).and_then(|words| serde_json::from_str(words).ok()).unwrap_or_default()
 }
 
 /// Returns the number in a column, unless it is null or missing.

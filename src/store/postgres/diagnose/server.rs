@@ -1,13 +1,16 @@
 //! What kind of server it is, and how we reach it.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::settings::Settings;
 use super::{ask_one, number, text, truth};
+use crate::net::tls::Verification;
 use crate::store::diagnostic::Diagnostic;
+use crate::store::diagnostic::encryption::{self, EAVESDROPPERS};
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
-use crate::store::postgres::url::Server;
+use crate::store::postgres::url::{Binding, Encryption, Server};
 
 /// The oldest PostgreSQL that is supported, as server_version_num begins.
 const OLDEST: i64 = 12;
@@ -80,14 +83,15 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
         return diagnostics;
     }
     diagnostics.push(Diagnostic::ok(if *is_pooled {
-        "a connection pooler is in between: a run that waits is not woken, but looks every 0.1 to 1 s whether it is its turn"
+        "a connection pooler is in between: a run that waits is not woken, but looks every 0.1 to 1 s whether it is its \
+         turn"
     } else {
         "it is connected directly, without a pooler: a run that waits is woken (LISTEN)"
     }));
     if *is_pooled && *is_exposed {
         diagnostics.push(Diagnostic::warn(
             "the connection pooler speaks to the server over the network in clear",
-            "anyone on that network can read the tokens and release locks; let the pooler use TLS (pgbouncer: server_tls_sslmode = verify-full)",
+            format!("{EAVESDROPPERS}; let the pooler use TLS (pgbouncer: server_tls_sslmode = verify-full)"),
         ));
     }
     if let Some(encoding) = settings.text("server_encoding").filter(|name| !matches!(*name, "UTF8" | "SQL_ASCII")) {
@@ -99,6 +103,30 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
         ));
     }
     diagnostics
+}
+
+/// Judges whether others on the network could listen to the connection to `server`, or pose as it. Looks up its name within
+/// `timeout`.
+pub(super) fn judge_encryption(server: &Server, is_encrypted: bool, timeout: Duration) -> Option<Diagnostic> {
+    // A proof that is bound to one certificate is useless to a server with another.
+    let is_verified = matches!(server.encryption, Encryption::Required(Verification::Full | Verification::Authority))
+        || server.binding == Binding::Required;
+    let exposed = if is_encrypted {
+        Diagnostic::warn(
+            "the connection is encrypted (TLS), but the server's certificate is not verified",
+            "another server in between could pose as this one; write sslmode=verify-full in the store's URL, \
+             and ca=FILE if the authority is your own",
+        )
+    } else {
+        Diagnostic::warn(
+            "the connection travels over the network in clear",
+            format!(
+                "{EAVESDROPPERS}; turn TLS on at the server, and write sslmode=verify-full in the store's URL, or use a \
+                 network that is encrypted by itself"
+            ),
+        )
+    };
+    encryption::diagnose(&server.hosts, is_encrypted && is_verified, exposed, timeout)
 }
 
 #[cfg(test)]
@@ -131,6 +159,21 @@ mod tests {
         assert_eq!(worst(true, false), Some(Level::Ok));
         // Without a pooler, our own end of the connection is judged instead.
         assert_eq!(worst(false, true), Some(Level::Ok));
+    }
+
+    #[test]
+    fn who_can_listen_or_pose_is_found() {
+        let level = |host: &str, parameters: &str, is_encrypted| {
+            let server = url::parse(&format!("postgres://u@{host}/db{parameters}")).expect("is a URL");
+            judge_encryption(&server, is_encrypted, Duration::from_secs(1)).map(|found| found.level)
+        };
+        assert_eq!(level("192.0.2.1", "", false), Some(Level::Warn));
+        assert_eq!(level("192.0.2.1", "", true), Some(Level::Warn));
+        assert_eq!(level("192.0.2.1", "?sslmode=require", true), Some(Level::Warn));
+        assert_eq!(level("192.0.2.1", "?sslmode=verify-full", true), Some(Level::Ok));
+        assert_eq!(level("192.0.2.1", "?sslmode=require&channel_binding=require", true), Some(Level::Ok));
+        assert_eq!(level("127.0.0.1", "", false), Some(Level::Ok));
+        assert_eq!(level("%2Frun%2Fpostgresql", "", false), None);
     }
 
     #[test]
