@@ -11,10 +11,10 @@ use super::api::{self, Header, RequestOp};
 use super::client::{Client, Effect};
 use super::failure::Failure;
 use super::keys::Names;
-use super::url::{Cluster, shown};
+use super::url::Cluster;
 use super::{EtcdStore, change};
 use crate::lock::state::{Applied, LockState};
-use crate::store::diagnostic::{Diagnostic, Level, encryption, latency, trial};
+use crate::store::diagnostic::{Diagnostic, encryption, latency, trial};
 use crate::store::engine::{Operation, Records as _};
 use crate::sys::blocked_signals::with_signals_blocked;
 use crate::sys::clock::Moment;
@@ -48,15 +48,13 @@ struct Member {
     is_learner: bool,
 }
 
-impl Members {
-    /// Returns the number of those that vote.
-    fn voting(&self) -> usize {
-        self.members.iter().filter(|member| !member.is_learner).count()
-    }
-
-    fn has_learners(&self) -> bool {
-        self.members.iter().any(|member| member.is_learner)
-    }
+/// A member in the URL that has answered.
+struct Answered {
+    /// Its name, for messages.
+    name: String,
+    /// A connection to it alone.
+    client: Client,
+    status: Status,
 }
 
 /// The hash of a member's data, and from which revision on it has them.
@@ -91,19 +89,16 @@ pub(super) fn diagnose(store: &mut EtcdStore) -> Vec<Diagnostic> {
 
 fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let timeout = store.timeout;
-    let statuses = each_member(&store.client.cluster, timeout, diagnostics);
-    let strangers = judge_clusters(&statuses);
-    if strangers.is_none() {
-        diagnostics.extend(compare_data(&store.client.cluster, statuses.len(), timeout));
-    }
-    diagnostics.extend(strangers);
+    let mut answered = each_member(&store.client.cluster, timeout, diagnostics);
+    diagnostics.extend(judge_clusters(&answered).or_else(|| compare_data(&mut answered, timeout)));
     let Cluster { members, login, .. } = &store.client.cluster;
     let is_encrypted = store.client.cluster.is_encrypted();
     diagnostics.extend(encryption::diagnose_password(members, is_encrypted, login.is_some(), "etcds://", timeout));
     let members: Members = ask(&mut store.client, &api::member_list(), timeout)?;
-    diagnostics.push(judge_size(members.voting(), members.has_learners()));
-    let unanswered = store.client.cluster.members.len() - statuses.len();
-    diagnostics.extend(judge_url(&statuses, unanswered, members.voting()));
+    let voting = members.members.iter().filter(|member| !member.is_learner).count();
+    diagnostics.push(judge_size(voting));
+    let unanswered = store.client.cluster.members.len() - answered.len();
+    diagnostics.extend(judge_url(&answered, unanswered, voting));
     let alarms: Alarms = ask(&mut store.client, &api::alarms(), timeout).unwrap_or_default();
     diagnostics.extend(alarms.alarms.iter().map(judge_alarm));
     let key = trial::key();
@@ -117,7 +112,7 @@ fn look(store: &mut EtcdStore, diagnostics: &mut Vec<Diagnostic>) -> Result<(), 
     diagnostics.extend(measured?);
     let lease = change::number();
     let granted: api::Lease = ask(&mut store.client, &api::grant(lease, 1), timeout)?;
-    diagnostics.push(judge_least_lease(granted.ttl));
+    diagnostics.extend(judge_least_lease(granted.ttl));
     store.unused_leases.push(lease);
     diagnostics.push(with_signals_blocked(|| {
         let tried = trial::diagnose(store, &key);
@@ -146,38 +141,39 @@ fn ask<T: for<'a> Deserialize<'a>>(
     }
 }
 
-/// Examines each member in the URL. Returns the names and the answers of those that have answered.
-fn each_member(cluster: &Cluster, timeout: Duration, diagnostics: &mut Vec<Diagnostic>) -> Vec<(String, Status)> {
-    let mut statuses = Vec::new();
+/// Examines each member in the URL. Returns those that have answered.
+fn each_member(cluster: &Cluster, timeout: Duration, diagnostics: &mut Vec<Diagnostic>) -> Vec<Answered> {
+    let mut answered = Vec::new();
     for member in &cluster.members {
         let alone = Cluster { members: vec![member.clone()], ..cluster.clone() };
-        let status = match Client::new(alone.clone()) {
-            Ok(mut client) => ask::<Status>(&mut client, &api::member_status(), timeout),
+        let mut client = match Client::new(alone) {
+            Ok(client) => client,
             Err(error) => {
                 diagnostics.push(Diagnostic::unusable(error, ""));
                 continue;
             }
         };
-        match status {
+        match ask::<Status>(&mut client, &api::member_status(), timeout) {
             Ok(status) => {
-                diagnostics.extend(judge_member(&member.to_string(), &status));
-                statuses.push((member.to_string(), status));
+                let name = member.to_string();
+                diagnostics.extend(judge_member(&name, &status));
+                answered.push(Answered { name, client, status });
             }
             Err(failure) => {
                 let others_may_answer = failure.is_of_member() && cluster.members.len() > 1;
                 let advice =
                     if others_may_answer { "locks work as long as a majority of the members does" } else { "" };
-                diagnostics.push(Diagnostic::warn(failure.explain(&alone).to_string(), advice));
+                diagnostics.push(Diagnostic::warn(failure.explain(&client.cluster).to_string(), advice));
             }
         }
     }
-    statuses
+    answered
 }
 
 /// Judges whether all members that have answered belong to one cluster.
-fn judge_clusters(statuses: &[(String, Status)]) -> Option<Diagnostic> {
+fn judge_clusters(answered: &[Answered]) -> Option<Diagnostic> {
     let mut clusters: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (name, status) in statuses {
+    for Answered { name, status, .. } in answered {
         clusters.entry(&status.header.cluster_id).or_default().push(name);
     }
     let lists: Vec<String> = clusters.values().map(|names| names.join(", ")).collect();
@@ -192,73 +188,59 @@ fn judge_clusters(statuses: &[(String, Status)]) -> Option<Diagnostic> {
 /// How often members whose data seem to differ are asked: one of them may be compacting its data.
 const COMPARISONS: u32 = 3;
 
-/// Compares the data of the members, if several have `answered`.
-fn compare_data(cluster: &Cluster, answered: usize, timeout: Duration) -> Option<Diagnostic> {
-    if answered < 2 {
-        return None;
-    }
-    let mut judged = None;
+/// Compares the data of the members that have answered, if they are several.
+fn compare_data(answered: &mut [Answered], timeout: Duration) -> Option<Diagnostic> {
+    let revision = answered.iter().map(|member| member.status.header.revision).min().filter(|_| answered.len() > 1)?;
+    let mut different = None;
     for attempt in 0..COMPARISONS {
         if attempt > 0 {
             thread::sleep(Duration::from_millis(200));
         }
-        match hashes(cluster, timeout) {
-            Ok((revision, hashes)) => judged = Some(judge_hashes(revision, &hashes)),
-            Err(failure) => {
+        let hash = |Answered { name, client, .. }: &mut Answered| {
+            let hash = ask::<Hash>(client, &api::hash(revision), timeout);
+            hash.map(|hash| (name.clone(), hash)).map_err(|failure| failure.explain(&client.cluster).to_string())
+        };
+        let hashes: Result<Vec<_>, String> = answered.iter_mut().map(hash).collect();
+        match hashes {
+            Ok(hashes) => different = differing(&hashes),
+            Err(why) => {
                 return Some(Diagnostic::note(
-                    format!("the members' data cannot be compared: {}", failure.explain(cluster)),
+                    format!("the members' data cannot be compared: {why}"),
                     "compare them as a user who may: etcdctl endpoint hashkv --cluster",
                 ));
             }
         }
-        if judged.as_ref().is_some_and(|judged| judged.level == Level::Ok) {
+        if different.is_none() {
             break;
         }
     }
-    judged
-}
-
-/// Returns the hashes of the data of those members that answer, all as of one revision, and that revision.
-fn hashes(cluster: &Cluster, timeout: Duration) -> Result<(i64, Vec<(String, Hash)>), Failure> {
-    let mut clients = Vec::new();
-    let mut revision = i64::MAX;
-    for member in &cluster.members {
-        let alone = Cluster { members: vec![member.clone()], ..cluster.clone() };
-        // A member that is away was reported before.
-        let Ok(mut client) = Client::new(alone) else { continue };
-        if let Ok(status) = ask::<Status>(&mut client, &api::member_status(), timeout) {
-            revision = revision.min(status.header.revision);
-            clients.push((member.to_string(), client));
-        }
-    }
-    let hash = |(name, mut client)| Ok((name, ask::<Hash>(&mut client, &api::hash(revision), timeout)?));
-    let hashes: Result<_, Failure> = clients.into_iter().map(hash).collect();
-    Ok((revision, hashes?))
-}
-
-/// Judges whether the members have the same data. Members that have compacted theirs to different revisions cannot be compared.
-fn judge_hashes(revision: i64, hashes: &[(String, Hash)]) -> Diagnostic {
-    let differ = |(name, hash): &(String, Hash)| {
-        let is_other = |(_, it): &&(String, Hash)| it.compact_revision == hash.compact_revision && it.hash != hash.hash;
-        hashes.iter().find(is_other).map(|(other, _)| format!("{name} and {other}"))
-    };
-    match hashes.iter().find_map(differ) {
+    Some(match different {
         None => Diagnostic::ok(format!("the members have the same data at revision {revision}")),
-        Some(two) => Diagnostic::fail(
-            format!("the members {two} have different data at revision {revision}"),
-            "two runs can hold one lock, each by the data of another member; stop the jobs, find the member that is wrong with \
-             `etcdctl endpoint hashkv --cluster`, remove it from the cluster, and add it again without its data",
+        Some((one, other)) => Diagnostic::fail(
+            format!("the members {one} and {other} have different data at revision {revision}"),
+            "two runs can hold one lock, each by the data of another member; stop the jobs, find the member that is \
+             wrong with `etcdctl endpoint hashkv --cluster`, remove it from the cluster, and add it again without its \
+             data",
         ),
-    }
+    })
+}
+
+/// Returns two members whose data differ. Members that have compacted theirs to different revisions cannot be compared.
+fn differing(hashes: &[(String, Hash)]) -> Option<(String, String)> {
+    hashes.iter().find_map(|(name, hash)| {
+        let is_other = |(_, it): &&(String, Hash)| it.compact_revision == hash.compact_revision && it.hash != hash.hash;
+        hashes.iter().find(is_other).map(|(other, _)| (name.clone(), other.clone()))
+    })
 }
 
 /// Judges whether the URL names all of so many `voting` members, of which some in the URL have not answered.
-fn judge_url(statuses: &[(String, Status)], unanswered: usize, voting: usize) -> Option<Diagnostic> {
-    let named = statuses.iter().filter(|(_, status)| !status.is_learner);
-    let named: BTreeSet<&str> = named.map(|(_, status)| status.header.member_id.as_str()).collect();
-    (named.len() + unanswered < voting).then(|| {
+fn judge_url(answered: &[Answered], unanswered: usize, voting: usize) -> Option<Diagnostic> {
+    let named = answered.iter().map(|member| &member.status).filter(|status| !status.is_learner);
+    let named: BTreeSet<&str> = named.map(|status| status.header.member_id.as_str()).collect();
+    let count = named.len() + unanswered;
+    (count < voting).then(|| {
         Diagnostic::note(
-            format!("the URL names {} of the {voting} members", named.len() + unanswered),
+            format!("the URL names {count} of the {voting} members that vote"),
             "lockrun asks no other member if those are away; name all members, unless the URL names a load balancer",
         )
     })
@@ -296,33 +278,33 @@ fn judge_member(name: &str, status: &Status) -> Vec<Diagnostic> {
 }
 
 /// Judges the number of members that vote.
-fn judge_size(voting: usize, has_learners: bool) -> Diagnostic {
-    let majority = voting / 2 + 1;
-    let besides = if has_learners { " besides learners, which do not vote" } else { "" };
+fn judge_size(voting: usize) -> Diagnostic {
     match voting {
         1 => Diagnostic::note(
-            format!("the cluster has one member{besides}"),
+            "the cluster has one member that votes",
             "while that is away, no lock can be acquired or renewed; three members survive the loss of one",
         ),
         2 => Diagnostic::warn(
-            format!("the cluster has two members{besides}"),
+            "the cluster has two members that vote",
             "both are needed: it is no safer than one; three members survive the loss of one",
         ),
-        _ => Diagnostic::ok(format!("the cluster has {voting} members{besides}, of which {majority} are needed")),
+        _ => Diagnostic::ok(format!(
+            "the cluster has {voting} members that vote, of which {} are needed",
+            voting / 2 + 1
+        )),
     }
 }
 
 /// Judges the lease, in seconds, that was granted when the shortest was asked for.
-fn judge_least_lease(seconds: i64) -> Diagnostic {
-    if seconds <= 2 {
-        return Diagnostic::ok(format!("the shortest lease that the cluster grants lasts {seconds} s"));
-    }
-    Diagnostic::note(
-        format!(
-            "the shortest lease that the cluster grants lasts {seconds} s, one and a half of its election time-outs"
-        ),
-        "after a crash, a lock with a shorter --ttl stays held for as long",
-    )
+fn judge_least_lease(seconds: i64) -> Option<Diagnostic> {
+    (seconds > 2).then(|| {
+        Diagnostic::note(
+            format!(
+                "the shortest lease that the cluster grants lasts {seconds} s, one and a half of its election time-outs"
+            ),
+            "after a crash, a lock with a shorter --ttl stays held for as long",
+        )
+    })
 }
 
 fn judge_alarm(alarm: &Value) -> Diagnostic {
@@ -330,8 +312,8 @@ fn judge_alarm(alarm: &Value) -> Diagnostic {
     match kind {
         "NOSPACE" => Diagnostic::unusable(
             "the alarm NOSPACE is active: the database is full, and no lock can be acquired",
-            "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`, and run `lockrun doctor` again: \
-             members of etcd 3.4 that crash after that can end up with different data",
+            "compact and defragment it, then disarm the alarm with `etcdctl alarm disarm`, and run `lockrun doctor` \
+             again: members of etcd 3.4 that crash after that can end up with different data",
         ),
         "CORRUPT" => Diagnostic::unusable(
             "the alarm CORRUPT is active: the members' data differ, and no lock can be acquired",

@@ -12,7 +12,7 @@ fn members_that_the_url_does_not_name() {
     let etcd = Etcd::of(3);
     let [first, second, third] = etcd.members() else { panic!("three members") };
     let all = doctor(&Etcd::url_of(&[first, second, third])).exited(0);
-    finds(&all, "ok", &["3 members, of which 2 are needed"]);
+    finds(&all, "ok", &["3 members that vote, of which 2 are needed"]);
     assert!(!all.stdout().contains("the URL names"), "{all}");
     for members in [&[first][..], &[first, first, first]] {
         finds(&doctor(&Etcd::url_of(members)).exited(0), "note", &["the URL names 1 of the 3 members"]);
@@ -37,7 +37,7 @@ fn members_of_different_clusters() {
 fn learners_do_not_count() {
     let etcd = Etcd::of(1);
     etcd.ask("/v3/cluster/member/add", &json!({ "peerURLs": ["http://127.0.0.1:1"], "isLearner": true }));
-    finds(&doctor(&etcd.url_at(etcd.port())).exited(0), "note", &["the cluster has one member besides learners"]);
+    finds(&doctor(&etcd.url_at(etcd.port())).exited(0), "note", &["the cluster has one member that votes"]);
 }
 
 // What a member answers by itself says nothing about how quickly a lock is acquired: a majority must confirm it.
