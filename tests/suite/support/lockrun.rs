@@ -317,8 +317,9 @@ impl Running {
         })
     }
 
+    /// Waits until this is `seen`, which is what is `wanted` of the run. Fails the test with the run's output if the run ends without it.
     #[track_caller]
-    fn wait_until(&mut self, wanted: &str, seen: impl Fn(&Self) -> bool) {
+    pub(crate) fn wait_until(&mut self, wanted: &str, seen: impl Fn(&Self) -> bool) {
         let mut ended = None;
         eventually(LONG, &format!("{wanted:?} from {}", self.what), || {
             if seen(self) {

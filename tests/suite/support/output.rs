@@ -8,8 +8,9 @@ use nix::sys::signal::Signal;
 
 use super::calm::late;
 
-/// Messages of a run that gave up a request, which may happen on a busy machine.
-const TIMED_OUT: [&str; 2] = ["did not answer in time", "looking up its name takes too long"];
+/// Messages of a run that gave up a request, or whose server did, which may happen on a busy machine.
+const TIMED_OUT: [&str; 3] =
+    ["did not answer in time", "looking up its name takes too long", "idle-in-transaction timeout"];
 
 /// The outcome of a run.
 #[derive(Debug)]

@@ -129,8 +129,8 @@ impl<'a> Queue<'a> {
         let number = self.waiters.len();
         let call = self.call(&number.to_string(), body).arg("--wait");
         let waiter = if self.store.has_leases() {
-            let waiter = call.spawn();
-            eventually(LONG, &format!("waiter {number} has joined"), || self.length() == number + 1);
+            let mut waiter = call.spawn();
+            waiter.wait_until("a place in the queue", |_| self.length() == number + 1);
             waiter
         } else {
             let mut waiter = call.arg("-v").spawn();
