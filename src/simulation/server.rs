@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::network::{Answer, Ask, Letter, Request};
 use super::world::{MILLISECOND, RunId, World};
 use crate::lock::holder::Holder;
-use crate::lock::state::{self, Facts, LockState, Now};
+use crate::lock::state::{self, LockState, Now, StoreView};
 use crate::lock::token::Token;
 use crate::store::{Acquired, Grant, IfHeld};
 
@@ -29,7 +29,7 @@ pub struct Server {
 /// The server's clock, in ms.
 struct Clock(u64);
 
-impl Facts for Clock {
+impl StoreView for Clock {
     fn now(&self) -> Now {
         Now::unix(self.0)
     }

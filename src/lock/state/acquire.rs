@@ -1,6 +1,6 @@
 //! Who gets the lock: slots, and repeated requests.
 
-use super::{Applied, Facts, FenceExhausted, HolderState, LeaseRecord, LockState, Now, Purpose, Value, millis};
+use super::{Applied, FenceExhausted, HolderState, LeaseRecord, LockState, Now, Purpose, StoreView, Value, millis};
 use crate::lock::answer::{Acquired, Grant, Held};
 use crate::lock::claim::{Claim, Mode};
 use crate::sys::clock::Moment;
@@ -10,7 +10,7 @@ use crate::sys::clock::Moment;
 pub struct Ask<'a> {
     /// The claim.
     pub claim: &'a Claim,
-    /// Whether the lock is to be held by a lease. Otherwise it is held for as long as [`Facts::holds_slot`] says.
+    /// Whether the lock is to be held by a lease. Otherwise it is held for as long as [`StoreView::holds_slot`] says.
     pub leased: bool,
     /// When the request was sent. The lease counts from then for the one that holds it.
     pub sent_at: Moment,
@@ -39,66 +39,66 @@ impl LockState {
     /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been lost.
     ///
     /// On failure the state must not be stored.
-    pub fn acquire(&mut self, ask: &Ask<'_>, facts: &impl Facts) -> Result<Applied<Acquired>, FenceExhausted> {
-        let (now, before) = (facts.now(), self.next_end());
+    pub fn acquire(&mut self, ask: &Ask<'_>, view: &impl StoreView) -> Result<Applied<Acquired>, FenceExhausted> {
+        let (now, before) = (view.now(), self.next_end());
         let Claim { token, mode, once_per, .. } = ask.claim;
-        if self.is_cancelled(token, now, facts) {
+        if self.is_cancelled(token, now, view) {
             // Nobody waits for this answer: a claim is cancelled only when it is given up.
-            return Ok(self.finish_with(Acquired::Held(Held::default()), before, Vec::new(), facts));
+            return Ok(self.finish_with(Acquired::Held(Held::default()), before, Vec::new(), view));
         }
-        self.drop_ended(now, facts);
+        self.drop_ended(now, view);
         if let Some(at) = self.position(token) {
             if !self.is_held_as_asked(at, *mode) {
-                let refused = self.held_by_others(ask, None, now, facts);
-                return Ok(self.finish(refused, before, now, facts));
+                let refused = self.held_by_others(ask, None, now, view);
+                return Ok(self.finish(refused, before, now, view));
             }
-            let begins_lease = self.answer_again(at, ask, now, facts);
+            let begins_lease = self.answer_again(at, ask, now, view);
             let mine = Acquired::Mine(self.holders[at].grant(ask));
-            return Ok(Applied { begins_lease, ..self.finish(mine, before, now, facts) });
+            return Ok(Applied { begins_lease, ..self.finish(mine, before, now, view) });
         }
         if let Some(success) = self.recent_success(*once_per, now) {
             self.leave(token);
-            return Ok(self.finish(Acquired::NotNeeded(success), before, now, facts));
+            return Ok(self.finish(Acquired::NotNeeded(success), before, now, view));
         }
         let has_waited = self.place_of(token).is_some();
         self.join(ask, now);
         let mut woken = Vec::new();
-        self.hand_off(Some(ask), &mut woken, now, facts);
+        self.hand_off(Some(ask), &mut woken, now, view);
         if let Some(at) = self.position(token) {
             let mine = Acquired::Mine(self.holders[at].grant(ask));
-            return Ok(self.finish_with(mine, before, woken, facts));
+            return Ok(self.finish_with(mine, before, woken, view));
         }
         if self.place_of(token) == Some(0) && self.has_room(*mode) {
             // Only a fence may be missing.
-            self.next_fence(facts)?;
+            self.next_fence(view)?;
         }
         let place = self.place_of(token).filter(|place| match ask.if_held {
             IfHeld::Queue { max_waiting, .. } => {
-                has_waited || max_waiting.is_none_or(|max| place.saturating_add(facts.unread_waiters()) < max as usize)
+                has_waited || max_waiting.is_none_or(|max| place.saturating_add(view.unread_waiters()) < max as usize)
             }
             IfHeld::Leave => false,
         });
         if place.is_some() {
-            self.epoch = facts.epoch();
+            self.epoch = view.epoch();
             ask.claim.key.as_str().clone_into(&mut self.key);
         } else {
             self.leave(token);
             // It may have stood in the way of those behind it.
-            self.hand_off(None, &mut woken, now, facts);
+            self.hand_off(None, &mut woken, now, view);
         }
-        let held = self.held_by_others(ask, place, now, facts);
-        let applied = self.finish_with(held, before, woken, facts);
+        let held = self.held_by_others(ask, place, now, view);
+        let applied = self.finish_with(held, before, woken, view);
         // The answer says when to look.
         Ok(Applied { woken: applied.woken.into_iter().filter(|woken| woken != token).collect(), ..applied })
     }
 
     /// Returns the answer to a request that does not hold the lock, and waits in this place or not at all.
-    fn held_by_others(&self, ask: &Ask<'_>, place: Option<usize>, now: Now, facts: &impl Facts) -> Acquired {
+    fn held_by_others(&self, ask: &Ask<'_>, place: Option<usize>, now: Now, view: &impl StoreView) -> Acquired {
         let held = Held {
             place: place.map(|place| place as u64),
             look_in: place.and_then(|place| self.looks_at_ms(place)).map(|at_ms| now.until(at_ms)),
             last_fence: self.fence,
-            ..self.first_held(now, facts).unwrap_or_default()
+            ..self.first_held(now, view).unwrap_or_default()
         };
         match (place, ask.if_held) {
             (None, IfHeld::Queue { .. }) => Acquired::NotQueued(held),
@@ -117,10 +117,10 @@ impl LockState {
     /// Answers a holder that asks again. Its lease is restarted, except a run's if the lock is requested by hand under its
     /// token. So is a revoked lease: the answer promises a whole one, and the renewals will report the revocation. Returns
     /// whether the lease was restarted.
-    pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, facts: &impl Facts) -> bool {
+    pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, view: &impl StoreView) -> bool {
         let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
-        let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, facts));
+        let lease = (holder.lease.is_some() && is_its_own).then(|| self.new_lease(ask.claim.ttl, now, view));
         let holder = &mut self.holders[at];
         holder.lease = lease.or(holder.lease);
         if holder.request != ask.claim.request {
@@ -138,10 +138,10 @@ impl LockState {
         slot: u32,
         fence: u64,
         value: Option<Value>,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Grant {
-        let (claim, now) = (ask.claim, facts.now());
-        let lease: Option<LeaseRecord> = ask.leased.then(|| self.new_lease(claim.ttl, now, facts));
+        let (claim, now) = (ask.claim, view.now());
+        let lease: Option<LeaseRecord> = ask.leased.then(|| self.new_lease(claim.ttl, now, view));
         claim.key.as_str().clone_into(&mut self.key);
         self.fence = fence;
         let holder = HolderState {
@@ -167,10 +167,10 @@ impl LockState {
     /// Returns the lowest free slot, if the mode allows another holder. A slot that the store finds taken, without a holder in
     /// the state, counts as held: its record was lost. Shared holders never get slot 0, so a store can tell by it that the lock
     /// is held alone.
-    pub(super) fn free_slot(&self, mode: Mode, facts: &impl Facts) -> Option<u32> {
+    pub(super) fn free_slot(&self, mode: Mode, view: &impl StoreView) -> Option<u32> {
         let (slots, limit) = match mode {
             Mode::Slots(slots) => (0..slots, slots),
-            Mode::Shared if facts.take_share() => (1..u32::MAX, u32::MAX),
+            Mode::Shared if view.take_share() => (1..u32::MAX, u32::MAX),
             Mode::Shared => return None,
         };
         let mut held = self.held();
@@ -181,7 +181,7 @@ impl LockState {
             if self.has_slot(slot) {
                 continue;
             }
-            if facts.take_slot(slot) {
+            if view.take_slot(slot) {
                 return Some(slot);
             }
             held += 1;

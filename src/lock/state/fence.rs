@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Facts, LockState};
+use super::{LockState, StoreView};
 
 /// The greatest fence: what every store, and every program that checks fences, can keep as a signed number.
 const FENCE_MAX: u64 = i64::MAX.unsigned_abs();
@@ -25,9 +25,9 @@ impl std::error::Error for FenceExhausted {}
 impl LockState {
     /// Returns the next fence: greater than the last one, and not below the Unix time in ms. So it grows even if the store has
     /// lost the last one, provided that the clock was not set back and fences were not issued faster than one per millisecond.
-    pub(super) fn next_fence(&self, facts: &impl Facts) -> Result<u64, FenceExhausted> {
-        let last = self.fence.max(facts.pruned_fence());
-        let next = last.saturating_add(1).max(facts.now().unix_ms);
+    pub(super) fn next_fence(&self, view: &impl StoreView) -> Result<u64, FenceExhausted> {
+        let last = self.fence.max(view.pruned_fence());
+        let next = last.saturating_add(1).max(view.now().unix_ms);
         if next > FENCE_MAX { Err(FenceExhausted { last }) } else { Ok(next) }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Facts, HolderState, LockState, Now, Purpose};
+use super::{Applied, HolderState, LockState, Now, Purpose, StoreView};
 use crate::lock::answer::Renewed;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -51,21 +51,21 @@ impl LockState {
     /// renewal by hand, too late.
     ///
     /// A renewal frees nothing, so it does not look at the queue.
-    pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, facts: &impl Facts) -> Applied<Renewed> {
-        let (now, before) = (facts.now(), self.next_end());
-        self.void_other_epochs(facts);
-        let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, facts));
+    pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, view: &impl StoreView) -> Applied<Renewed> {
+        let (now, before) = (view.now(), self.next_end());
+        self.void_other_epochs(view);
+        let at = self.position(token).filter(|at| self.holders[*at].is_in_force(now, view));
         let Some(at) = at else {
-            let held = self.first_held(now, facts);
-            return self.finish_with(Renewed::NotMine(held), before, Vec::new(), facts);
+            let held = self.first_held(now, view);
+            return self.finish_with(Renewed::NotMine(held), before, Vec::new(), view);
         };
         let holder = &mut self.holders[at];
         if holder.purpose == Purpose::Unrecorded {
-            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), facts);
+            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), view);
         }
         if let Some(by) = &holder.revoked_by {
             let by = by.clone();
-            return self.finish_with(Renewed::Revoked(by), before, Vec::new(), facts);
+            return self.finish_with(Renewed::Revoked(by), before, Vec::new(), view);
         }
         if let Some(lease) = &mut holder.lease {
             let ttl = ttl.unwrap_or_else(|| lease.ttl());
@@ -79,31 +79,31 @@ impl LockState {
                 *lease = renewed;
             }
         }
-        Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, before, Vec::new(), facts) }
+        Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, before, Vec::new(), view) }
     }
 
     /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this request was
     /// delayed: the lease stays as the release has set it.
-    pub fn renew_run(&mut self, token: &Token, ttl: Ttl, facts: &impl Facts) -> Applied<Renewed> {
-        let (now, before) = (facts.now(), self.next_end());
-        self.void_other_epochs(facts);
-        let is_kept = |holder: &HolderState| holder.purpose == Purpose::Kept && holder.is_in_force(now, facts);
+    pub fn renew_run(&mut self, token: &Token, ttl: Ttl, view: &impl StoreView) -> Applied<Renewed> {
+        let (now, before) = (view.now(), self.next_end());
+        self.void_other_epochs(view);
+        let is_kept = |holder: &HolderState| holder.purpose == Purpose::Kept && holder.is_in_force(now, view);
         if self.position(token).is_some_and(|at| is_kept(&self.holders[at])) {
-            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), facts);
+            return self.finish_with(Renewed::NotMine(None), before, Vec::new(), view);
         }
-        self.renew(token, Some(ttl), facts)
+        self.renew(token, Some(ttl), view)
     }
 
     /// Returns a lease of `ttl`, and marks the state's times as of this epoch.
-    pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, facts: &impl Facts) -> LeaseRecord {
-        self.epoch = facts.epoch();
+    pub(super) fn new_lease(&mut self, ttl: Ttl, now: Now, view: &impl StoreView) -> LeaseRecord {
+        self.epoch = view.epoch();
         LeaseRecord::new(ttl, now)
     }
 
     /// Drops everything with a time limit from an earlier epoch of the store's clock. The fence and the sequence stay, because
     /// they must never be issued twice; so does the last run.
-    pub(super) fn void_other_epochs(&mut self, facts: &impl Facts) {
-        if self.is_of_another_epoch(facts) {
+    pub(super) fn void_other_epochs(&mut self, view: &impl StoreView) {
+        if self.is_of_another_epoch(view) {
             self.holders.clear();
             self.waiters.clear();
             self.cancelled.clear();
@@ -113,15 +113,15 @@ impl LockState {
 
     /// Returns whether the times in the state are from another epoch of the store's clock. If the store cannot tell, only impossible
     /// times are: otherwise a lease of this epoch could be lost. So a lease of another epoch may count, but for no longer than its length.
-    pub(super) fn is_of_another_epoch(&self, facts: &impl Facts) -> bool {
+    pub(super) fn is_of_another_epoch(&self, view: &impl StoreView) -> bool {
         if self.epoch.is_empty() {
             return false;
         }
-        let present = facts.epoch();
+        let present = view.epoch();
         if self.epoch != UNKNOWN_EPOCH && present != UNKNOWN_EPOCH {
             return self.epoch != present;
         }
-        let now = facts.now();
+        let now = view.now();
         self.holders
             .iter()
             .any(|holder| holder.since_ms > now.ms || holder.lease.is_some_and(|it| it.is_impossible(now)))
@@ -129,9 +129,9 @@ impl LockState {
 
     /// Drops what has ended: holders whose lease has expired or whose processes are gone, and places. The caller hands off what has
     /// become free.
-    pub(super) fn drop_ended(&mut self, now: Now, facts: &impl Facts) {
-        self.void_other_epochs(facts);
-        self.holders.retain(|holder| holder.is_in_force(now, facts));
+    pub(super) fn drop_ended(&mut self, now: Now, view: &impl StoreView) {
+        self.void_other_epochs(view);
+        self.holders.retain(|holder| holder.is_in_force(now, view));
         self.waiters.retain(|waiter| waiter.is_in_force(now));
         for waiter in &mut self.waiters {
             // After the clock was set back: or a dead waiter would keep its place for that long.
@@ -148,10 +148,10 @@ impl LockState {
 
 impl HolderState {
     /// Returns whether the holder still holds the lock.
-    pub(super) fn is_in_force(&self, now: Now, facts: &impl Facts) -> bool {
+    pub(super) fn is_in_force(&self, now: Now, view: &impl StoreView) -> bool {
         match &self.lease {
             Some(lease) => lease.is_in_force(now),
-            None => facts.holds_slot(self),
+            None => view.holds_slot(self),
         }
     }
 }

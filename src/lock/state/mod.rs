@@ -1,12 +1,12 @@
 //! The rules of a lock, written once for every store that can keep a piece of JSON and change it atomically.
 //!
-//! A [`LockState`] is everything that a store keeps about one key. An operation takes the state, the request, and the [`Facts`]
+//! A [`LockState`] is everything that a store keeps about one key. An operation takes the state, the request, and the [`StoreView`]
 //! that the store knows at that moment. It changes the state and returns [`Applied`]: the answer, and what the caller must do
 //! once the new state is stored. Nothing here reads a clock, waits, or draws a random number, so a store may apply the
 //! operation again to a newer state whenever its compare-and-swap fails.
 //!
 //! Two kinds of stores use it. On a lease store each holder has a lease, and the waiters are part of the state. On the file
-//! store the kernel holds a run's lock ([`Facts::holds_slot`]) and queues the waiters; only a lock that is acquired by hand or
+//! store the kernel holds a run's lock ([`StoreView::holds_slot`]) and queues the waiters; only a lock that is acquired by hand or
 //! kept after its run has a lease.
 //!
 //! | rules of | are in |
@@ -60,7 +60,7 @@ pub use waiting::{Ahead, Seen, look_again};
 pub struct LockState {
     /// The key, for stores that may name the state by its hash.
     pub key: String,
-    /// The epoch of the store's clock in which the times below were read, see [`Facts::epoch`]. Empty if none of them counts.
+    /// The epoch of the store's clock in which the times below were read, see [`StoreView::epoch`]. Empty if none of them counts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub epoch: String,
     /// The last fencing token issued.
@@ -107,7 +107,7 @@ pub struct HolderState {
     pub who: Holder,
     /// When it acquired the lock.
     pub since_ms: u64,
-    /// Its lease. Without one, it holds the lock for as long as [`Facts::holds_slot`] says.
+    /// Its lease. Without one, it holds the lock for as long as [`StoreView::holds_slot`] says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseRecord>,
     /// What the lock is held for.
@@ -220,7 +220,7 @@ impl Now {
 }
 
 /// What a store knows, besides the state, at the moment of an operation.
-pub trait Facts {
+pub trait StoreView {
     /// Returns the present time.
     fn now(&self) -> Now;
 
@@ -237,7 +237,7 @@ pub trait Facts {
     }
 
     /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store that has lost its
-    /// record may still know of a holder. Called before [`Facts::take_slot`].
+    /// record may still know of a holder. Called before [`StoreView::take_slot`].
     fn take_share(&self) -> bool {
         true
     }
@@ -272,7 +272,7 @@ pub struct Applied<T> {
     /// The waiters to wake: in order, those to which this operation has handed the lock and those that need not wait any more; then
     /// those that must look sooner than they know. One that is not woken finds out when it asks again.
     pub woken: Vec<Token>,
-    /// Whether more waiters could be taken from the queue than [`Facts::hand_offs_max`] allows at once: then apply
+    /// Whether more waiters could be taken from the queue than [`StoreView::hand_offs_max`] allows at once: then apply
     /// [`LockState::look`] to the new state.
     pub is_unfinished: bool,
     /// Whether the requester, which already held the lock, got a new lease. Its end may be the same as before.
@@ -288,17 +288,17 @@ impl<T> Applied<T> {
 
 impl LockState {
     /// Removes what has ended, and hands the lock off if it is free.
-    pub fn look(&mut self, facts: &impl Facts) -> Applied<()> {
-        let (now, before) = (facts.now(), self.next_end());
-        self.drop_ended(now, facts);
-        self.finish((), before, now, facts)
+    pub fn look(&mut self, view: &impl StoreView) -> Applied<()> {
+        let (now, before) = (view.now(), self.next_end());
+        self.drop_ended(now, view);
+        self.finish((), before, now, view)
     }
 
     /// Finishes an operation before which the next lease ended at `before`: hands off what is free, and returns `answer`.
-    fn finish<T>(&mut self, answer: T, before: Option<u64>, now: Now, facts: &impl Facts) -> Applied<T> {
+    fn finish<T>(&mut self, answer: T, before: Option<u64>, now: Now, view: &impl StoreView) -> Applied<T> {
         let mut woken = Vec::new();
-        self.hand_off(None, &mut woken, now, facts);
-        self.finish_with(answer, before, woken, facts)
+        self.hand_off(None, &mut woken, now, view);
+        self.finish_with(answer, before, woken, view)
     }
 
     /// Finishes an operation without another hand-off; `woken` are the waiters that it has dealt with.
@@ -307,13 +307,13 @@ impl LockState {
         answer: T,
         before: Option<u64>,
         mut woken: Vec<Token>,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Applied<T> {
         let has_times = self.holders.iter().any(|holder| holder.lease.is_some());
         if !has_times && self.waiters.is_empty() && self.cancelled.is_empty() {
             self.epoch.clear();
         }
-        let is_unfinished = woken.len() >= facts.hand_offs_max();
+        let is_unfinished = woken.len() >= view.hand_offs_max();
         woken.extend(self.to_notify_of_expiry(before));
         Applied { woken, is_unfinished, ..Applied::only(answer) }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Applied, Ask, Facts, HolderState, LeaseRecord, LockState, Now, Purpose, millis};
+use super::{Applied, Ask, HolderState, LeaseRecord, LockState, Now, Purpose, StoreView, millis};
 use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
@@ -123,14 +123,14 @@ impl LockState {
         token: &Token,
         request: Option<&Token>,
         is_in_flight: bool,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Applied<bool> {
-        let now = facts.now();
+        let now = view.now();
         let before = self.next_end();
-        self.drop_ended(now, facts);
+        self.drop_ended(now, view);
         match self.position(token) {
             Some(at) if self.holders[at].request.as_ref() != request => {
-                return self.finish(false, before, now, facts);
+                return self.finish(false, before, now, view);
             }
             Some(at) => {
                 self.holders.remove(at);
@@ -138,28 +138,28 @@ impl LockState {
             None => self.leave(token),
         }
         if is_in_flight {
-            self.refuse_late_requests(token, now, facts);
+            self.refuse_late_requests(token, now, view);
         }
-        self.finish(true, before, now, facts)
+        self.finish(true, before, now, view)
     }
 
     /// Keeps the record from being pruned for as long as a request may still arrive that fails only because of the record.
     /// It refuses no token: the next request under the same one may be meant.
-    pub fn outlast_late_requests(&mut self, facts: &impl Facts) {
-        self.refuse_late_requests(&Token::default(), facts.now(), facts);
+    pub fn outlast_late_requests(&mut self, view: &impl StoreView) {
+        self.refuse_late_requests(&Token::default(), view.now(), view);
     }
 
     /// Refuses requests under this token that arrive late.
-    pub(super) fn refuse_late_requests(&mut self, token: &Token, now: Now, facts: &impl Facts) {
-        self.epoch = facts.epoch();
+    pub(super) fn refuse_late_requests(&mut self, token: &Token, now: Now, view: &impl StoreView) {
+        self.epoch = view.epoch();
         self.cancelled.retain(|cancelled| cancelled.token != *token);
         self.cancelled.push(Cancelled { token: token.clone(), until_ms: now.ms.saturating_add(IN_FLIGHT_MS) });
     }
 
     /// Returns whether the request under this token was cancelled before it arrived.
-    pub(super) fn is_cancelled(&self, token: &Token, now: Now, facts: &impl Facts) -> bool {
+    pub(super) fn is_cancelled(&self, token: &Token, now: Now, view: &impl StoreView) -> bool {
         let is_it = |cancelled: &Cancelled| cancelled.token == *token && now.ms < cancelled.until_ms;
-        self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(facts)
+        self.cancelled.iter().any(is_it) && !self.is_of_another_epoch(view)
     }
 
     /// Returns the place in the queue under this token, from 0.
@@ -214,8 +214,14 @@ impl LockState {
     /// request that asks gets the lease that it asks for.
     ///
     /// Adds the other waiters that this concerns to `woken`: they must be woken.
-    pub(super) fn hand_off(&mut self, asking: Option<&Ask<'_>>, woken: &mut Vec<Token>, now: Now, facts: &impl Facts) {
-        while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < facts.hand_offs_max()) {
+    pub(super) fn hand_off(
+        &mut self,
+        asking: Option<&Ask<'_>>,
+        woken: &mut Vec<Token>,
+        now: Now,
+        view: &impl StoreView,
+    ) {
+        while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < view.hand_offs_max()) {
             if self.recent_success(waiter.once_per_ms.map(Duration::from_millis), now).is_some() {
                 woken.push(self.waiters.remove(0).token);
                 continue;
@@ -225,11 +231,11 @@ impl LockState {
                 break;
             }
             // Without a fence nobody can hold the lock: the next request reports it.
-            let Ok(fence) = self.next_fence(facts) else { break };
-            let Some(slot) = self.free_slot(mode, facts) else { break };
+            let Ok(fence) = self.next_fence(view) else { break };
+            let Some(slot) = self.free_slot(mode, view) else { break };
             let waiter = self.waiters.remove(0);
             if let Some(ask) = asking.filter(|ask| ask.claim.token == waiter.token) {
-                self.hold(ask, mode, slot, fence, None, facts);
+                self.hold(ask, mode, slot, fence, None, view);
                 continue;
             }
             woken.push(waiter.token.clone());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, HolderState, LastRun, LeaseRecord, LockState, Now, Purpose, Success, millis};
+use super::{Applied, HolderState, LastRun, LeaseRecord, LockState, Now, Purpose, StoreView, Success, millis};
 use crate::lock::answer::{RecentSuccess, Released};
 use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
@@ -51,33 +51,33 @@ impl LockState {
         token: &Token,
         release: Release,
         is_in_flight: bool,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Applied<Released> {
-        let (now, before) = (facts.now(), self.next_end());
-        self.void_other_epochs(facts);
+        let (now, before) = (view.now(), self.next_end());
+        self.void_other_epochs(view);
         let answer = match release {
-            Release::ByHand => self.release_by_hand(token, now, facts),
+            Release::ByHand => self.release_by_hand(token, now, view),
             Release::Run { ending, succeeded, retain } => {
                 // Before expired leases are dropped: how such a run ended is still worth recording.
-                let answer = self.end_run(token, ending, succeeded, retain, now, facts);
+                let answer = self.end_run(token, ending, succeeded, retain, now, view);
                 self.leave(token);
                 answer
             }
         };
         if is_in_flight {
-            self.refuse_late_requests(token, now, facts);
+            self.refuse_late_requests(token, now, view);
         }
-        self.drop_ended(now, facts);
-        self.finish(answer, before, now, facts)
+        self.drop_ended(now, view);
+        self.finish(answer, before, now, view)
     }
 
     /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
     /// has ended; then it is not retained.
-    fn release_by_hand(&mut self, token: &Token, now: Now, facts: &impl Facts) -> Released {
+    fn release_by_hand(&mut self, token: &Token, now: Now, view: &impl StoreView) -> Released {
         // Whether a command runs under an unrecorded lease is unknown.
-        let is_its_own = |holder: &HolderState| holder.is_in_force(now, facts) && holder.purpose != Purpose::Unrecorded;
+        let is_its_own = |holder: &HolderState| holder.is_in_force(now, view) && holder.purpose != Purpose::Unrecorded;
         let at = self.position(token).filter(|at| is_its_own(&self.holders[*at]));
-        let Some(at) = at else { return Released::NotMine(self.first_held(now, facts)) };
+        let Some(at) = at else { return Released::NotMine(self.first_held(now, view)) };
         if self.holders[at].purpose == Purpose::Run {
             self.holders[at].is_released = true;
             return Released::WhenItEnds;
@@ -95,12 +95,12 @@ impl LockState {
         succeeded: bool,
         retain: Retain,
         now: Now,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Released {
         // Without it, its lease has expired, and other runs may have ended since: their record stays.
         let Some(at) = self.position(token) else { return Released::NotMine(None) };
         let holder = &self.holders[at];
-        let is_in_force = holder.is_in_force(now, facts) && holder.purpose != Purpose::Unrecorded;
+        let is_in_force = holder.is_in_force(now, view) && holder.purpose != Purpose::Unrecorded;
         if is_in_force && self.holders[at].purpose != Purpose::Run && retain != Retain::Not {
             // A repeated request: the first reply was lost.
             return Released::Retained;
@@ -120,7 +120,7 @@ impl LockState {
             return Released::NotMine(None);
         }
         let Some(lease) = lease_after(&holder, retain, now) else { return Released::Free };
-        self.epoch = facts.epoch();
+        self.epoch = view.epoch();
         self.holders.insert(at, HolderState { lease: Some(lease), purpose: Purpose::Kept, ..holder });
         Released::Retained
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applied, Facts, HolderState, LeaseRecord, LockState, Purpose};
+use super::{Applied, HolderState, LeaseRecord, LockState, Purpose, StoreView};
 use crate::lock::answer::{Held, LivingHolder, Revoked};
 use crate::lock::holder::Holder;
 
@@ -25,15 +25,15 @@ impl LockState {
         fences: Option<&[u64]>,
         by: &Holder,
         at_once: bool,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Applied<Revoked> {
-        let (now, before) = (facts.now(), self.next_end());
-        self.drop_ended(now, facts);
+        let (now, before) = (view.now(), self.next_end());
+        self.drop_ended(now, view);
         let is_meant = |holder: &HolderState| fences.is_none_or(|fences| fences.contains(&holder.fence));
         if !self.holders.iter().any(is_meant) {
             let others: Vec<Held> = self.holders.iter().map(|holder| holder.held(now)).collect();
             let answer = if others.is_empty() { Revoked::Free } else { Revoked::Others(others) };
-            return self.finish(answer, before, now, facts);
+            return self.finish(answer, before, now, view);
         }
         let (mut from, mut living, mut free_in, mut may_run_unaware) = (Vec::new(), Vec::new(), Duration::ZERO, false);
         for mut holder in std::mem::take(&mut self.holders) {
@@ -57,7 +57,7 @@ impl LockState {
                 self.record(&holder, None, now);
             }
         }
-        self.finish(Revoked::From { from, living, free_in, may_run_unaware }, before, now, facts)
+        self.finish(Revoked::From { from, living, free_in, may_run_unaware }, before, now, view)
     }
 }
 

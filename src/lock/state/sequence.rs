@@ -1,6 +1,6 @@
 //! Sequences: each run reserves a value, and no value is used twice.
 
-use super::{Applied, Ask, Facts, FenceExhausted, HolderState, LockState, Purpose, SequenceState, Value};
+use super::{Applied, Ask, FenceExhausted, HolderState, LockState, Purpose, SequenceState, StoreView, Value};
 use crate::lock::answer::Reserved;
 use crate::lock::claim::Mode;
 use crate::lock::token::Token;
@@ -39,41 +39,41 @@ impl LockState {
         &mut self,
         ask: &Ask<'_>,
         wanted: &Wanted,
-        facts: &impl Facts,
+        view: &impl StoreView,
     ) -> Result<Applied<Reserved>, FenceExhausted> {
-        let (now, before) = (facts.now(), self.next_end());
+        let (now, before) = (view.now(), self.next_end());
         let token = &ask.claim.token;
-        if self.is_cancelled(token, now, facts) {
+        if self.is_cancelled(token, now, view) {
             // Nobody waits for this answer.
-            return Ok(self.finish_with(Reserved::Taken, before, Vec::new(), facts));
+            return Ok(self.finish_with(Reserved::Taken, before, Vec::new(), view));
         }
         // What has ended goes to the waiters first: they were there before.
-        self.drop_ended(now, facts);
+        self.drop_ended(now, view);
         let mut woken = Vec::new();
-        self.hand_off(None, &mut woken, now, facts);
+        self.hand_off(None, &mut woken, now, view);
         if let Some(at) = self.position(token) {
             if self.holders[at].purpose == Purpose::Unrecorded {
                 // The record of its reservation was deleted, too.
-                return Ok(self.finish_with(Reserved::Taken, before, woken, facts));
+                return Ok(self.finish_with(Reserved::Taken, before, woken, view));
             }
-            let begins_lease = self.answer_again(at, ask, now, facts);
+            let begins_lease = self.answer_again(at, ask, now, view);
             let holder = &self.holders[at];
             let value = holder.value.as_ref().map(|value| value.value.clone()).unwrap_or_default();
             let mine = Reserved::Mine(holder.grant(ask), value);
-            return Ok(Applied { begins_lease, ..self.finish_with(mine, before, woken, facts) });
+            return Ok(Applied { begins_lease, ..self.finish_with(mine, before, woken, view) });
         }
         let value = match self.choose_value(wanted) {
             Ok(value) => value,
-            Err(refused) => return Ok(self.finish_with(refused, before, woken, facts)),
+            Err(refused) => return Ok(self.finish_with(refused, before, woken, view)),
         };
-        let fence = self.next_fence(facts)?;
+        let fence = self.next_fence(view)?;
         // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
         // anyway.
-        let is_free = |slot: &u32| !self.has_slot(*slot) && facts.take_slot(*slot);
+        let is_free = |slot: &u32| !self.has_slot(*slot) && view.take_slot(*slot);
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let reserved = value.value.clone();
-        let grant = self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), facts);
-        Ok(self.finish_with(Reserved::Mine(grant, reserved), before, woken, facts))
+        let grant = self.hold(ask, Mode::EXCLUSIVE, slot, fence, Some(value), view);
+        Ok(self.finish_with(Reserved::Mine(grant, reserved), before, woken, view))
     }
 
     /// Returns the value reserved under this token.

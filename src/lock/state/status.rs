@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Facts, HolderState, LockState, Now, WaiterState, millis};
+use super::{HolderState, LockState, Now, StoreView, WaiterState, millis};
 use crate::lock::answer::Held;
 use crate::lock::claim::Mode;
 use crate::lock::key::Key;
@@ -11,8 +11,8 @@ use crate::lock::token::Token;
 
 impl LockState {
     /// Returns the status of the key, with the waiters in the state.
-    pub fn status(&self, key: Key, facts: &impl Facts) -> KeyStatus {
-        let now = facts.now();
+    pub fn status(&self, key: Key, view: &impl StoreView) -> KeyStatus {
+        let now = view.now();
         let holding = |holder: &HolderState| {
             let held = holder.held(now);
             HolderStatus {
@@ -37,8 +37,8 @@ impl LockState {
             key,
             now_ms: now.unix_ms,
             fence: self.fence,
-            holders: self.holders_in_force(facts).into_iter().map(holding).collect(),
-            waiters: self.waiters_in_force(facts).into_iter().map(waiting).collect(),
+            holders: self.holders_in_force(view).into_iter().map(holding).collect(),
+            waiters: self.waiters_in_force(view).into_iter().map(waiting).collect(),
             last: self.last.clone(),
             success: self.success,
             value: self.sequence.as_ref().map(|sequence| sequence.last.clone()),
@@ -47,46 +47,46 @@ impl LockState {
     }
 
     /// Returns the holders, the longest first.
-    pub fn holders_in_force(&self, facts: &impl Facts) -> Vec<&HolderState> {
-        if self.is_of_another_epoch(facts) {
+    pub fn holders_in_force(&self, view: &impl StoreView) -> Vec<&HolderState> {
+        if self.is_of_another_epoch(view) {
             return Vec::new();
         }
-        let now = facts.now();
-        self.holders.iter().filter(|holder| holder.is_in_force(now, facts)).collect()
+        let now = view.now();
+        self.holders.iter().filter(|holder| holder.is_in_force(now, view)).collect()
     }
 
     /// Returns whether the lock is held under this token.
-    pub fn is_held_by(&self, token: &Token, facts: &impl Facts) -> bool {
-        let is_its_holder = |holder: &HolderState| holder.token == *token && holder.is_in_force(facts.now(), facts);
-        self.holders.iter().any(is_its_holder) && !self.is_of_another_epoch(facts)
+    pub fn is_held_by(&self, token: &Token, view: &impl StoreView) -> bool {
+        let is_its_holder = |holder: &HolderState| holder.token == *token && holder.is_in_force(view.now(), view);
+        self.holders.iter().any(is_its_holder) && !self.is_of_another_epoch(view)
     }
 
     /// Returns the holder whose lease ends first. If none ends, returns the one that has held the lock longest. When it is gone, a
     /// waiter gets the lock.
-    pub fn first_held(&self, now: Now, facts: &impl Facts) -> Option<Held> {
-        if self.is_of_another_epoch(facts) {
+    pub fn first_held(&self, now: Now, view: &impl StoreView) -> Option<Held> {
+        if self.is_of_another_epoch(view) {
             return None;
         }
         let ends_of = |holder: &&HolderState| holder.lease.map_or(u64::MAX, |lease| lease.ends_ms.unwrap_or(u64::MAX));
         let mut holders: Vec<&HolderState> = self.holders.iter().collect();
         holders.sort_by_key(ends_of);
         // Lazily: a store may have to inspect a process for each holder that it is asked about.
-        holders.into_iter().find(|holder| holder.is_in_force(now, facts)).map(|holder| holder.held(now))
+        holders.into_iter().find(|holder| holder.is_in_force(now, view)).map(|holder| holder.held(now))
     }
 
     /// Returns whether the lock could be held in this mode now, too, if nobody were ahead.
-    pub fn could_hold(&self, mode: Mode, facts: &impl Facts) -> bool {
+    pub fn could_hold(&self, mode: Mode, view: &impl StoreView) -> bool {
         let mut state = self.clone();
-        state.drop_ended(facts.now(), facts);
+        state.drop_ended(view.now(), view);
         state.has_room(mode)
     }
 
     /// Returns the waiters, the next one first.
-    pub fn waiters_in_force(&self, facts: &impl Facts) -> Vec<&WaiterState> {
-        if self.is_of_another_epoch(facts) {
+    pub fn waiters_in_force(&self, view: &impl StoreView) -> Vec<&WaiterState> {
+        if self.is_of_another_epoch(view) {
             return Vec::new();
         }
-        let now = facts.now();
+        let now = view.now();
         self.waiters.iter().filter(|waiter| waiter.is_in_force(now)).collect()
     }
 
@@ -95,10 +95,10 @@ impl LockState {
     /// A sequence is never pruned, because it would start again. Nor is a fence that is ahead of the clock, because the next
     /// one would be lower; nor a key within the `once_per` period of a successful run, or with a cancelled request that may
     /// still be in flight.
-    pub fn is_prunable(&self, unused_for: Duration, facts: &impl Facts) -> bool {
-        let now = facts.now();
-        let is_used = !self.is_of_another_epoch(facts)
-            && (self.holders.iter().any(|holder| holder.is_in_force(now, facts))
+    pub fn is_prunable(&self, unused_for: Duration, view: &impl StoreView) -> bool {
+        let now = view.now();
+        let is_used = !self.is_of_another_epoch(view)
+            && (self.holders.iter().any(|holder| holder.is_in_force(now, view))
                 || self.waiters.iter().any(|waiter| waiter.is_in_force(now))
                 || self.cancelled.iter().any(|cancelled| now.ms < cancelled.until_ms));
         // A fence is usually the time at which it was issued.

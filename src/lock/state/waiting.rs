@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::queue::look_at_ms;
-use super::{Facts, LockState, Success};
+use super::{LockState, StoreView, Success};
 use crate::lock::answer::Held;
 use crate::lock::claim::Claim;
 
@@ -40,13 +40,13 @@ pub fn look_again(place: u64) -> Option<Duration> {
 impl LockState {
     /// Returns the answer that the claim waits, which has prolonged its place behind these waiters; `None` if it must ask for the lock: it
     /// may hold it, is not needed any more, or something ahead of it has ended.
-    pub fn still_waits(&self, claim: &Claim, ahead: Ahead, facts: &impl Facts) -> Option<Held> {
-        let now = facts.now();
+    pub fn still_waits(&self, claim: &Claim, ahead: Ahead, view: &impl StoreView) -> Option<Held> {
+        let now = view.now();
         let place = usize::try_from(ahead.count).unwrap_or(usize::MAX);
         let end_ms = self.next_end().into_iter().chain(ahead.first_end_ms).min();
         let look_at_ms = look_at_ms(place, end_ms, ahead.ending);
         let is_due = look_at_ms.is_some_and(|at_ms| at_ms <= now.ms);
-        let may_hold = place == 0 && self.could_hold(claim.mode, facts);
+        let may_hold = place == 0 && self.could_hold(claim.mode, view);
         if is_due || may_hold || self.recent_success(claim.once_per, now).is_some() {
             return None;
         }
@@ -54,7 +54,7 @@ impl LockState {
             place: Some(ahead.count),
             look_in: look_at_ms.map(|at_ms| now.until(at_ms)),
             last_fence: self.fence,
-            ..self.first_held(now, facts).unwrap_or_default()
+            ..self.first_held(now, view).unwrap_or_default()
         })
     }
 

@@ -1,6 +1,6 @@
 //! What a store knows beside the state of a lock.
 
-use crate::lock::state::{Facts, Now};
+use crate::lock::state::{Now, StoreView};
 
 /// What a store knows beside the state of a lock that it has read.
 #[derive(Clone, Copy, Debug)]
@@ -11,11 +11,11 @@ pub(in crate::store) struct View {
     pub(in crate::store) has_record: bool,
     /// Whether an earlier attempt at the same operation may have been carried out.
     pub(in crate::store) may_be_done: bool,
-    /// See [`Facts::pruned_fence`].
+    /// See [`StoreView::pruned_fence`].
     pub(in crate::store) pruned_fence: u64,
-    /// See [`Facts::unread_waiters`].
+    /// See [`StoreView::unread_waiters`].
     pub(in crate::store) unread_waiters: usize,
-    /// See [`Facts::hand_offs_max`].
+    /// See [`StoreView::hand_offs_max`].
     pub(in crate::store) hand_offs_max: usize,
 }
 
@@ -33,7 +33,7 @@ impl View {
     }
 }
 
-impl Facts for View {
+impl StoreView for View {
     fn now(&self) -> Now {
         Now::unix(self.now_ms)
     }

@@ -8,9 +8,11 @@ use uuid::Uuid;
 
 use super::api::{self, Compare, RequestOp, Transacted};
 use super::failure::Failure;
-use super::found::{Found, HandedOver, Life, LifeEnd, OwnRow, READS_MAX, Row, Scope, record_of, whole_seconds};
 use super::http::Request;
 use super::keys::range_end;
+use super::snapshot::{
+    HandedOver, LeaseKey, OwnRow, READS_MAX, RevokedEnd, Row, Scope, Snapshot, record_of, whole_seconds,
+};
 use crate::lock::state::{HolderState, LOOKERS, LockState, WaiterState};
 use crate::lock::token::Token;
 use crate::store::engine::{Operation, Transition};
@@ -19,13 +21,14 @@ use crate::store::record_limit::{self, RecordTooLong};
 /// How many operations etcd accepts in a transaction by default.
 const OPERATIONS_MAX: usize = 128;
 
-/// How many operations of a transaction may concern the lives of holders. Only `break --now` ends more: the other lives go
+/// How many operations of a transaction may concern the lease keys of holders. Only `break --now` ends more: the other lease keys go
 /// with their leases, which are revoked right after it.
-const LIVES_MAX: usize = 10;
+const LEASE_KEYS_MAX: usize = 10;
 
-// A transaction has two operations for each of these lives; two for each waiter that is taken from the queue; one for each waiter that must
-// look; those for the row of the asking client, the record and its fence; and those that read what is left.
-const _: () = assert!(2 * LIVES_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
+// A transaction has two operations for each of these lease keys; two for each waiter that is taken from the queue; one
+// for each waiter that must look; those for the row of the asking client, the record and its fence; and those that read
+// what is left.
+const _: () = assert!(2 * LEASE_KEYS_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
 
 /// How long a lease lasts at most that is left to expire when its holder has released the lock. That saves the release a round trip and a
 /// request. It does not make a hand-off quicker.
@@ -80,10 +83,10 @@ pub(super) struct Change {
 }
 
 /// What the rules have made of a lock that was found, before it is written.
-pub(super) struct Draft<'a> {
+pub(super) struct ChangeDraft<'a> {
     pub(super) operation: Operation<'a>,
     pub(super) scope: &'a Scope,
-    pub(super) found: &'a Found,
+    pub(super) found: &'a Snapshot,
     /// The time of the view that the rules had, in milliseconds of Unix time.
     pub(super) now_ms: u64,
     pub(super) transition: &'a Transition,
@@ -93,9 +96,9 @@ pub(super) struct Draft<'a> {
     pub(super) forces_write: bool,
 }
 
-impl<'a> Draft<'a> {
-    /// Returns the token of the asking client if it gives up the lock: then its life goes even if it is missing from the record. Before,
-    /// the life keeps the others from the lock, because the command still runs.
+impl<'a> ChangeDraft<'a> {
+    /// Returns the token of the asking client if it gives up the lock: then its lease key goes even if it is missing from
+    /// the record. Before, the lease key keeps the others from the lock, because the command still runs.
     fn given_up(&self) -> Option<&'a Token> {
         self.operation.asking().filter(|_| self.operation.gives_up())
     }
@@ -115,9 +118,9 @@ impl<'a> Draft<'a> {
             let pruned = Compare::Unchanged(self.scope.names.pruned_fence.clone(), self.found.pruned.revision);
             change.compare.push(pruned);
         }
-        if let Some(life) = self.operation.asking().and_then(|asking| self.found.life_of(asking)) {
+        if let Some(lease_key) = self.operation.asking().and_then(|asking| self.found.lease_key_of(asking)) {
             // The answer depends on it: that the lease is renewed, or that the lock was held until now.
-            change.compare.push(Compare::Attached(self.scope.names.life(&life.token), life.lease));
+            change.compare.push(Compare::Attached(self.scope.names.lease_key(&lease_key.token), lease_key.lease));
         }
         self.change_lives(&mut change, leases);
         self.take_from_queue(&mut change);
@@ -131,21 +134,21 @@ impl<'a> Draft<'a> {
         for holder in self.transition.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
             self.change_life(change, holder, leases);
         }
-        for life in &self.found.lives {
-            let holder = self.transition.before.holders.iter().find(|holder| holder.token == life.token);
+        for lease_key in &self.found.lease_keys {
+            let holder = self.transition.before.holders.iter().find(|holder| holder.token == lease_key.token);
             let was_there = holder.is_some();
-            let is_there = self.transition.after.holders.iter().any(|holder| holder.token == life.token);
-            if !is_there && (was_there || self.given_up() == Some(&life.token)) {
-                let is_deleted = change.operations.len() < LIVES_MAX;
+            let is_there = self.transition.after.holders.iter().any(|holder| holder.token == lease_key.token);
+            if !is_there && (was_there || self.given_up() == Some(&lease_key.token)) {
+                let is_deleted = change.operations.len() < LEASE_KEYS_MAX;
                 if is_deleted {
-                    change.operations.push(RequestOp::Delete(self.scope.names.life(&life.token)));
+                    change.operations.push(RequestOp::Delete(self.scope.names.lease_key(&lease_key.token)));
                 }
                 let lasts_ms = holder.and_then(|holder| holder.lease.as_ref()?.ttl_ms);
                 if is_deleted && lasts_ms.is_some_and(|ms| ms <= LEFT_MAX_MS) {
                     // It may be there since it waited.
-                    change.operations.push(RequestOp::Delete(self.scope.names.look(&life.token)));
+                    change.operations.push(RequestOp::Delete(self.scope.names.look(&lease_key.token)));
                 } else {
-                    change.unused_leases.push(life.lease);
+                    change.unused_leases.push(lease_key.lease);
                 }
             }
         }
@@ -160,15 +163,15 @@ impl<'a> Draft<'a> {
     /// Gives a holder a new lease if it begins one now.
     fn change_life(&self, change: &mut Change, holder: &HolderState, leases: &mut NewLeases) {
         let Some(lease) = &holder.lease else { return };
-        let key = self.scope.names.life(&holder.token);
+        let key = self.scope.names.lease_key(&holder.token);
         let before = self.transition.before.holders.iter().find(|it| it.token == holder.token);
         let begins_lease = self.transition.begins_lease && self.operation.asking() == Some(&holder.token);
         if lease.ends_ms.is_some() && !begins_lease && before.is_some_and(|it| it.lease == holder.lease) {
             let is_revoked_now = before.is_some_and(|it| it.revoked_by != holder.revoked_by);
-            if let (true, Some(life), Some(ends_ms)) =
-                (is_revoked_now, self.found.life_of(&holder.token), lease.ends_ms)
+            if let (true, Some(lease_key), Some(ends_ms)) =
+                (is_revoked_now, self.found.lease_key_of(&holder.token), lease.ends_ms)
             {
-                self.end_life(change, life, ends_ms);
+                self.end_lease_key(change, lease_key, ends_ms);
             }
             return;
         }
@@ -184,22 +187,22 @@ impl<'a> Draft<'a> {
         change.unused_leases.extend(old);
     }
 
-    /// Notes in the life of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
+    /// Notes in the lease key of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
     /// missing from the record lasts is not known.
-    fn end_life(&self, change: &mut Change, life: &Life, ends_ms: u64) {
-        if self.found.end_of(life).is_none() && !self.found.is_unrecorded(&life.token) {
-            let key = self.scope.names.life(&life.token);
-            change.compare.push(Compare::Attached(key.clone(), life.lease));
+    fn end_lease_key(&self, change: &mut Change, lease_key: &LeaseKey, ends_ms: u64) {
+        if self.found.end_of(lease_key).is_none() && !self.found.is_unrecorded(&lease_key.token) {
+            let key = self.scope.names.lease_key(&lease_key.token);
+            change.compare.push(Compare::Attached(key.clone(), lease_key.lease));
             change.operations.push(RequestOp::Change { key, value: json(&self.end_at(ends_ms)) });
         }
     }
 
-    fn end_at(&self, ends_ms: u64) -> LifeEnd {
-        LifeEnd::new(&self.found.member_and_term.0, ends_ms)
+    fn end_at(&self, ends_ms: u64) -> RevokedEnd {
+        RevokedEnd::new(&self.found.member_and_term.0, ends_ms)
     }
 
     /// Deletes the rows of the waiters that have left the queue, and wakes those that must be woken. A waiter to which the lock was
-    /// handed gets its life, which says so, on the lease of its place.
+    /// handed gets its lease key, which says so, on the lease of its place.
     fn take_from_queue(&self, change: &mut Change) {
         let names = &self.scope.names;
         for row in &self.found.rows {
@@ -217,7 +220,7 @@ impl<'a> Draft<'a> {
                 self.transition.after.holders.iter().find(|it| it.token == *token && self.is_handed_over(it));
             let (key, value) = match handed_over {
                 Some(HolderState { fence, slot, .. }) => {
-                    (names.life(token), json(&HandedOver { fence: *fence, slot: *slot }))
+                    (names.lease_key(token), json(&HandedOver { fence: *fence, slot: *slot }))
                 }
                 None => (names.look(token), String::new()),
             };
@@ -267,7 +270,7 @@ impl<'a> Draft<'a> {
         let renewed = self.operation.asking().filter(|_| self.transition.begins_lease);
         let mut record = record_of(&self.transition.after, &self.transition.before, found, renewed);
         for holder in record.holders.iter_mut().filter(|holder| self.is_handed_over(holder)) {
-            // When the lease of its place ends is not known: its life alone says so, until it is renewed.
+            // When the lease of its place ends is not known: its lease key alone says so, until it is renewed.
             let since_ms = holder.since_ms;
             holder.lease.iter_mut().for_each(|lease| lease.ends_ms = Some(since_ms));
         }
@@ -342,7 +345,7 @@ impl Change {
     }
 
     /// Returns what such a transaction has read after the change.
-    pub(super) fn read_after(&self, scope: &Scope, mut transacted: Transacted) -> Result<Found, Failure> {
+    pub(super) fn read_after(&self, scope: &Scope, mut transacted: Transacted) -> Result<Snapshot, Failure> {
         transacted.responses = transacted.responses.into_iter().skip(self.operations.len()).collect();
         scope.read(transacted)
     }

@@ -3,13 +3,13 @@
 //! | key | content | attached to the lease of |
 //! |---|---|---|
 //! | `PREFIX/state/KEY` | the state of a lock, without its waiters | nobody |
-//! | `PREFIX/life/KEY/TOKEN` | a holder's life: it holds the lock for as long as this exists | the holder |
-//! | `PREFIX/life/KEY/TOKEN/look` | written to wake a waiter to which the lock is not handed | the waiter |
+//! | `PREFIX/lease/KEY/TOKEN` | a holder's lease key: it holds the lock for as long as this exists | the holder |
+//! | `PREFIX/lease/KEY/TOKEN/look` | written to wake a waiter to which the lock is not handed | the waiter |
 //! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row: it waits for as long as this exists | the waiter |
 //! | `PREFIX/fence` | the greatest fence of the locks whose state was pruned | nobody |
 //!
 //! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined, so the names
-//! sort in the order of the queue. A waiter watches its own life, and what lies below that.
+//! sort in the order of the queue. A waiter watches its own lease key, and what lies below that.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -19,7 +19,7 @@ use crate::lock::token::Token;
 /// The characters that are encoded in a lock's name.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// What follows the name of a waiter's life in the name of the key that wakes it. No token contains a slash.
+/// What follows the name of a waiter's lease key in the name of the key that wakes it. No token contains a slash.
 const LOOK: &str = "/look";
 
 /// The names of the keys of one lock.
@@ -27,8 +27,8 @@ const LOOK: &str = "/look";
 pub(super) struct Names {
     /// The state.
     pub(super) state: String,
-    /// The prefix of its holders' lives.
-    pub(super) lives: String,
+    /// The prefix of its holders' lease keys.
+    pub(super) lease_keys: String,
     /// The prefix of its waiters' rows.
     pub(super) queue: String,
     /// The greatest fence that was pruned, of any lock.
@@ -41,20 +41,20 @@ impl Names {
         let encoded = utf8_percent_encode(key.as_str(), ENCODED);
         Names {
             state: format!("{}{encoded}", all_states(prefix)),
-            lives: format!("{}{encoded}/", all_lives(prefix)),
+            lease_keys: format!("{}{encoded}/", all_lease_keys(prefix)),
             queue: format!("{}{encoded}/", all_queues(prefix)),
             pruned_fence: format!("{prefix}/fence"),
         }
     }
 
-    /// Returns the name of a holder's life.
-    pub(super) fn life(&self, token: &Token) -> String {
-        format!("{}{}", self.lives, token.as_str())
+    /// Returns the name of a holder's lease key.
+    pub(super) fn lease_key(&self, token: &Token) -> String {
+        format!("{}{}", self.lease_keys, token.as_str())
     }
 
     /// Returns the name of the key that wakes a waiter.
     pub(super) fn look(&self, token: &Token) -> String {
-        format!("{}{LOOK}", self.life(token))
+        format!("{}{LOOK}", self.lease_key(token))
     }
 
     /// Returns whether this is the name of a waiter's row. Keys that others have put among lockrun's are left alone.
@@ -76,9 +76,9 @@ pub(super) fn all_states(prefix: &str) -> String {
     format!("{prefix}/state/")
 }
 
-/// Returns the prefix of all lives.
-pub(super) fn all_lives(prefix: &str) -> String {
-    format!("{prefix}/life/")
+/// Returns the prefix of all lease keys.
+pub(super) fn all_lease_keys(prefix: &str) -> String {
+    format!("{prefix}/lease/")
 }
 
 /// Returns the prefix of all rows.

@@ -6,10 +6,10 @@ use super::EtcdStore;
 use super::api::{self, KeyValue, RequestOp};
 use super::client::{DATE_DOUBT_MS, Effect};
 use super::failure::Failure;
-use super::found::{Found, OwnRow, Scope};
 use super::http::Response;
 use super::keys::{Names, all_states, decoded, range_end};
 use super::operation::transacted;
+use super::snapshot::{OwnRow, Scope, Snapshot};
 use crate::lock::key::Key;
 use crate::lock::state::LockState;
 use crate::store::engine::View;
@@ -95,7 +95,7 @@ impl EtcdStore {
     }
 
     /// Reads a lock with all its waiters.
-    fn look(&mut self, key: &Key) -> Result<Found, Failure> {
+    fn look(&mut self, key: &Key) -> Result<Snapshot, Failure> {
         let names = Names::new(&self.client.cluster.prefix, key);
         let scope = Scope { names, own_row: OwnRow::None, limit: 0, keeps_fence: true };
         self.read_scope(&scope, Moment::now() + self.timeout)
@@ -109,8 +109,8 @@ impl EtcdStore {
             // begun, even if it has been replaced, too.
             let before = found;
             (found, left) = self.look_at_leases(key)?;
-            for (life, left) in found.lives.iter().zip(&mut left) {
-                let is_new = !before.leases().any(|lease| lease == life.lease);
+            for (lease_key, left) in found.lease_keys.iter().zip(&mut left) {
+                let is_new = !before.leases().any(|lease| lease == lease_key.lease);
                 *left = left.filter(|left| !left.is_zero() || !is_new);
             }
         }
@@ -123,19 +123,19 @@ impl EtcdStore {
         let view = found.view(now_ms);
         let mut status = state.status(key.clone(), &view);
         for holding in &mut status.holders {
-            let at = found.lives.iter().position(|life| holding.token.as_ref() == Some(&life.token));
+            let at = found.lease_keys.iter().position(|lease_key| holding.token.as_ref() == Some(&lease_key.token));
             if holding.expires_in.is_some() {
-                let left = at.and_then(|at| left[at].filter(|_| found.end_of(&found.lives[at]).is_none()));
+                let left = at.and_then(|at| left[at].filter(|_| found.end_of(&found.lease_keys[at]).is_none()));
                 holding.expires_in = left.or(holding.expires_in);
             }
         }
         Ok(Some(status))
     }
 
-    /// Reads a lock, and then how long the lease of each of its lives still lasts; `None`: that is not known.
-    fn look_at_leases(&mut self, key: &Key) -> Result<(Found, Vec<Option<Duration>>), Failure> {
+    /// Reads a lock, and then how long the lease of each of its holders still lasts; `None`: that is not known.
+    fn look_at_leases(&mut self, key: &Key) -> Result<(Snapshot, Vec<Option<Duration>>), Failure> {
         let found = self.look(key)?;
-        let leases: Vec<_> = found.lives.iter().map(|life| life.lease).collect();
+        let leases: Vec<_> = found.lease_keys.iter().map(|lease_key| lease_key.lease).collect();
         let left = self.time_left(&leases)?;
         Ok((found, left))
     }

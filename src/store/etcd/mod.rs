@@ -4,14 +4,13 @@
 //! stored, [`waiting`] how waiters learn that it is their turn.
 //!
 //! A holder holds the lock for as long as its key exists, which is attached to an etcd lease: no clocks are compared. The
-//! times in etcd's answers serve fences, people, and a holder whose lease was revoked early (see [`found::Found::state`]).
+//! times in etcd's answers serve fences, people, and a holder whose lease was revoked early (see [`snapshot::Snapshot::state`]).
 
 mod api;
 mod change;
 mod client;
 mod diagnose;
 mod failure;
-mod found;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
 mod http;
@@ -21,6 +20,7 @@ mod operation;
 mod pauses;
 mod remembered;
 mod renewal;
+mod snapshot;
 mod url;
 mod waiting;
 
@@ -37,9 +37,9 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use client::{Client, Effect};
 use failure::Failure;
-use found::Attached;
 use listing::Pages;
 use remembered::Remembered;
+use snapshot::Attached;
 use url::Cluster;
 use waiting::Watch;
 

@@ -5,13 +5,13 @@ use std::thread;
 
 use super::EtcdStore;
 use super::api::{self, Header, Transacted};
-use super::change::{Change, Draft, NewLeases};
+use super::change::{Change, ChangeDraft, NewLeases};
 use super::client::Effect;
 use super::failure::{Failure, ServerError};
-use super::found::{Attached, FIRST_WAITERS, Found, MANY_WAITERS, OwnRow, Scope};
 use super::http::Response;
 use super::keys::Names;
 use super::pauses::Pauses;
+use super::snapshot::{Attached, FIRST_WAITERS, MANY_WAITERS, OwnRow, Scope, Snapshot};
 use crate::lock::state::{LockState, look_again};
 use crate::lock::token::Token;
 use crate::store::Claim;
@@ -33,7 +33,7 @@ pub(in crate::store) struct Attempt<'a> {
 }
 
 impl Transactions for EtcdStore {
-    type Snapshot = Found;
+    type Snapshot = Snapshot;
     type Attempt<'a> = Attempt<'a>;
     type Refusal = ServerError;
 
@@ -52,7 +52,7 @@ impl Transactions for EtcdStore {
 
     /// Returns the lock as it is remembered, or reads it. If the asking client waits, as far as it knows, also keeps the lease of its place
     /// alive.
-    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
+    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Snapshot, Failure> {
         let (scope, deadline) = (&attempt.scope, attempt.deadline);
         if let Some(found) = self.recall(attempt.operation.asking(), scope) {
             return Ok(found);
@@ -66,7 +66,7 @@ impl Transactions for EtcdStore {
         Ok(found)
     }
 
-    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Found) -> Result<(LockState, View), Failure> {
+    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Snapshot) -> Result<(LockState, View), Failure> {
         let asking = attempt.operation.asking();
         if let (OwnRow::Unknown, Some(asking)) = (&attempt.scope.own_row, asking) {
             let row = found.row_of(asking).map(|row| row.name.clone());
@@ -80,9 +80,9 @@ impl Transactions for EtcdStore {
     fn commit(
         &mut self,
         attempt: &mut Attempt<'_>,
-        found: Found,
+        found: Snapshot,
         mut transition: Transition,
-    ) -> Result<Commit<Found>, Failure> {
+    ) -> Result<Commit<Snapshot>, Failure> {
         let (operation, asking) = (attempt.operation, attempt.operation.asking());
         let may_be_done = self.client.may_be_done;
         if may_be_done {
@@ -94,7 +94,7 @@ impl Transactions for EtcdStore {
             attempt.scope.limit = MANY_WAITERS;
             return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
         }
-        let draft = Draft {
+        let draft = ChangeDraft {
             operation,
             scope: &attempt.scope,
             found: &found,
@@ -174,7 +174,7 @@ impl Transactions for EtcdStore {
 
 impl EtcdStore {
     /// After another operation was quicker, and left what was `found`: returns what to start from.
-    fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Found, is_urgent: bool) -> Result<Found, Failure> {
+    fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Snapshot, is_urgent: bool) -> Result<Snapshot, Failure> {
         // Without a pause, many that start again at once would conflict again.
         let left = attempt.deadline.since(Moment::now());
         let pause = attempt.pauses.next(is_urgent, self.client.round_trip, left).ok_or(Failure::Contended)?;
@@ -189,7 +189,7 @@ impl EtcdStore {
     ///
     /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
     /// already, and a lease that is replaced may be replaced by itself.
-    fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Found) {
+    fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Snapshot) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
         let created = std::mem::take(&mut attempt.leases).without(&used);
@@ -227,7 +227,7 @@ impl EtcdStore {
     }
 
     /// Reads the lock.
-    pub(super) fn read_scope(&mut self, scope: &Scope, deadline: Moment) -> Result<Found, Failure> {
+    pub(super) fn read_scope(&mut self, scope: &Scope, deadline: Moment) -> Result<Snapshot, Failure> {
         let responses = self.client.exchange(&[scope.request()], Effect::Reads, deadline)?;
         scope.read(transacted(responses.first().ok_or(Failure::Closed)?)?)
     }

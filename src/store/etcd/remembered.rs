@@ -3,13 +3,13 @@
 //! The transaction that acquires or renews the lock reads it in the end. A holder to which the lock was handed reads it while COMMAND runs.
 //!
 //! Others may have changed the lock since. Then the transaction fails, and reads the lock anew, like any that was too slow: it
-//! compares all that it goes by, see [`Draft::change`](super::change::Draft::change).
+//! compares all that it goes by, see [`ChangeDraft::change`](super::change::ChangeDraft::change).
 
 use std::time::Duration;
 
 use super::EtcdStore;
 use super::client::MemberClock;
-use super::found::{Found, Scope};
+use super::snapshot::{Scope, Snapshot};
 use crate::lock::key::Key;
 use crate::lock::token::Token;
 use crate::store::engine::Operation;
@@ -24,7 +24,7 @@ pub(super) struct Remembered {
     /// The holder that remembers it.
     token: Token,
     scope: Scope,
-    found: Found,
+    found: Snapshot,
     /// The clock of the member that has answered: only this clock may judge what that member has said of times.
     clock: Option<MemberClock>,
     at: Moment,
@@ -32,14 +32,14 @@ pub(super) struct Remembered {
 
 impl EtcdStore {
     /// Remembers what was just found of a lock that is held under this token.
-    pub(super) fn remember(&mut self, token: &Token, scope: &Scope, found: Found) {
+    pub(super) fn remember(&mut self, token: &Token, scope: &Scope, found: Snapshot) {
         let (token, scope, clock) = (token.clone(), scope.clone(), self.client.clock);
         self.remembered = Some(Remembered { token, scope, found, clock, at: Moment::now() });
     }
 
     /// Returns what is remembered of a lock for an operation by this token, if that serves, and forgets it: unless the operation
     /// succeeds, nobody knows what is there.
-    pub(super) fn recall(&mut self, asking: Option<&Token>, scope: &Scope) -> Option<Found> {
+    pub(super) fn recall(&mut self, asking: Option<&Token>, scope: &Scope) -> Option<Snapshot> {
         let known = self.remembered.take()?;
         let serves = asking == Some(&known.token) && *scope == known.scope && !self.client.may_be_done;
         if !serves || Moment::now() >= known.at + LASTS {

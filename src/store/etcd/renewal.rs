@@ -11,8 +11,8 @@ use super::EtcdStore;
 use super::api::{self, LeaseMessage};
 use super::client::Effect;
 use super::failure::Failure;
-use super::found::{Attached, Found, Scope};
 use super::operation::transacted;
+use super::snapshot::{Attached, Scope, Snapshot};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -27,8 +27,8 @@ impl EtcdStore {
         let scope = self.scope(Operation::Renew { key, token });
         let before = self.read_scope(&scope, deadline)?;
         let Some(lease) = before.lease_of(token) else { return Ok(false) };
-        let life = Attached { name: scope.names.life(token), lease, seen_by: before.member_and_term };
-        let (found, lasts) = self.keep_alive(&life, &scope, deadline)?;
+        let lease_key = Attached { name: scope.names.lease_key(token), lease, seen_by: before.member_and_term };
+        let (found, lasts) = self.keep_alive(&lease_key, &scope, deadline)?;
         let is_ours = found.stored.holders.iter().any(|holder| holder.token == *token && holder.is_renewable());
         Ok(is_ours
             && match ttl {
@@ -39,14 +39,15 @@ impl EtcdStore {
             })
     }
 
-    /// Keeps alive the lease of a life or a row of the lock, and reads the lock, in one flight. Returns what was found, and how long the
-    /// lease lasts from a moment within this call; zero: that is not certain, or the key is not attached to it any more.
+    /// Keeps alive the lease of a holder or a waiter of the lock, and reads the lock, in one flight. Returns what was found,
+    /// and how long the lease lasts from a moment within this call; zero: that is not certain, or the key is not attached
+    /// to it any more.
     pub(super) fn keep_alive(
         &mut self,
         key: &Attached,
         scope: &Scope,
         deadline: Moment,
-    ) -> Result<(Found, Duration), Failure> {
+    ) -> Result<(Snapshot, Duration), Failure> {
         let responses =
             self.client.exchange(&[api::keep_alive(key.lease), scope.request()], Effect::Reads, deadline)?;
         let [kept, read] = &responses[..] else { return Err(Failure::Closed) };

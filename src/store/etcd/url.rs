@@ -64,7 +64,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     refuse_if(
         lies_inside_another(&prefix),
         "has a prefix that lies among the keys of another one; choose one without a part that is named \
-         state, life or queue",
+         state, lease_key or queue",
     )?;
     url.parameters.none_left(Some("etcds://"))?;
     Ok(Cluster { members: url.servers(PORT, tls.as_ref())?, login, prefix })
@@ -72,7 +72,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
 
 /// Returns whether a `prefix` lies among the keys of a shorter one: its keys could be taken for those of a lock there.
 fn lies_inside_another(prefix: &str) -> bool {
-    prefix.split('/').skip(1).any(|part| ["state", "life", "queue"].contains(&part))
+    prefix.split('/').skip(1).any(|part| ["state", "lease", "queue"].contains(&part))
 }
 
 /// Formats where the cluster is, for messages: never with a password.
@@ -127,7 +127,7 @@ mod tests {
             "etcd://h?prefix=",
             "etcd://h?prefix=a/",
             "etcd://h?prefix=a/state",
-            "etcd://h?prefix=a/life/k",
+            "etcd://h?prefix=a/lease/k",
             "etcd://h?prefix=a/b/queue/k/x",
             "etcd://h?nonsense=1",
             "etcd://a b",

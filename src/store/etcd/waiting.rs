@@ -1,22 +1,22 @@
-//! How a waiter learns that it is its turn: it watches its own life, which is written when the lock is handed to it.
+//! How a waiter learns that it is its turn: it watches its own lease key, which is written when the lock is handed to it.
 
 use std::os::fd::AsFd as _;
 
 use super::EtcdStore;
 use super::api::WatchMessage;
 use super::failure::Failure;
-use super::found::HandedOver;
 use super::http::Connection;
 use super::keys::Names;
+use super::snapshot::HandedOver;
 use crate::lock::claim::Claim;
 use crate::store::Wakeup;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
-/// A watch of our life: opened when we first sleep, and when another member answers us.
+/// A watch of our lease key: opened when we first sleep, and when another member answers us.
 pub(super) struct Watch {
     member: usize,
-    life: String,
+    lease_key: String,
     connection: Connection,
 }
 
@@ -29,15 +29,15 @@ impl EtcdStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        let life = Names::new(&self.client.cluster.prefix, &claim.key).life(&claim.token);
-        let is_right = |watch: &Watch| watch.member == self.client.member && watch.life == life;
+        let lease_key = Names::new(&self.client.cluster.prefix, &claim.key).lease_key(&claim.token);
+        let is_right = |watch: &Watch| watch.member == self.client.member && watch.lease_key == lease_key;
         let mut watch = match self.watch.take().filter(is_right) {
             Some(watch) => watch,
-            None => self.open_watch(life)?,
+            None => self.open_watch(lease_key)?,
         };
         loop {
             let (heard, goes_on) = watch.connection.drain();
-            let wakeup = read_wakeup(&heard, &watch.life);
+            let wakeup = read_wakeup(&heard, &watch.lease_key);
             if wakeup.is_none() && !goes_on {
                 return Ok(Wakeup::AskAgain);
             }
@@ -59,15 +59,15 @@ impl EtcdStore {
         }
     }
 
-    /// Watches our life, from the last answer on.
-    fn open_watch(&mut self, life: String) -> Result<Watch, Failure> {
-        let connection = self.client.watch(&life, self.seen_revision + 1, Moment::now() + self.timeout)?;
-        Ok(Watch { member: self.client.member, life, connection })
+    /// Watches our lease key, from the last answer on.
+    fn open_watch(&mut self, lease_key: String) -> Result<Watch, Failure> {
+        let connection = self.client.watch(&lease_key, self.seen_revision + 1, Moment::now() + self.timeout)?;
+        Ok(Watch { member: self.client.member, lease_key, connection })
     }
 }
 
-/// Reads what a watch of this `life` has sent. What cannot be read, such as a message that has come in part, is a reason to ask again.
-fn read_wakeup(heard: &[u8], life: &str) -> Option<Wakeup> {
+/// Reads what a watch of this `lease key` has sent. What cannot be read, such as a message that has come in part, is a reason to ask again.
+fn read_wakeup(heard: &[u8], lease_key: &str) -> Option<Wakeup> {
     let mut asks_again = None;
     for line in heard.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"{")) {
         let Ok(message) = serde_json::from_slice::<WatchMessage>(line) else {
@@ -75,12 +75,12 @@ fn read_wakeup(heard: &[u8], life: &str) -> Option<Wakeup> {
             continue;
         };
         for event in message.result.events {
-            let is_life = event.kv.key == life;
+            let is_lease_key = event.kv.key == lease_key;
             let handed_over = serde_json::from_str::<HandedOver>(&event.kv.value).ok();
-            match handed_over.filter(|_| is_life) {
+            match handed_over.filter(|_| is_lease_key) {
                 Some(HandedOver { fence, slot }) => return Some(Wakeup::HandedOver { fence, slot }),
                 // Tokens may begin alike.
-                None if !is_life && !event.kv.key.starts_with(&format!("{life}/")) => {}
+                None if !is_lease_key && !event.kv.key.starts_with(&format!("{lease_key}/")) => {}
                 None => asks_again = Some(Wakeup::AskAgain),
             }
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 
-use super::facts::KernelFacts;
+use super::kernel_view::KernelView;
 use super::lock_file::{self, LockFile};
 use super::{directory, waiters};
 use crate::lock::holder::Holder;
@@ -88,11 +88,11 @@ pub(super) fn key_of(
 pub(super) fn status(
     key: Key,
     state: &LockState,
-    facts: &KernelFacts<'_>,
+    view: &KernelView<'_>,
     file: &LockFile,
     waiters: &waiters::Waiters,
 ) -> Result<KeyStatus, StoreError> {
-    let mut status = KeyStatus { waiters: waiters.of(file)?, ..state.status(key, facts) };
+    let mut status = KeyStatus { waiters: waiters.of(file)?, ..state.status(key, view) };
     if status.holders.is_empty() {
         status.holders.extend(unrecorded(file)?.map(|it| HolderStatus {
             who: it.held.holder.unwrap_or_default(),

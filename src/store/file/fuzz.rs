@@ -7,7 +7,7 @@ use crate::commands::status;
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
-use crate::lock::state::{Ask, Facts, HolderState, IfHeld, LockState, Now, Release, Retain, Wanted};
+use crate::lock::state::{Ask, HolderState, IfHeld, LockState, Now, Release, Retain, StoreView, Wanted};
 use crate::store::fuzz::claim;
 use crate::sys::clock::Moment;
 
@@ -64,10 +64,10 @@ fn contents(data: &[u8]) {
     assert_eq!(read.as_deref(), Ok(NEXT), "what was written is not read");
 }
 
-/// The facts beside the state: some of the holders and waiters are present.
+/// What the kernel knows beside the state: which of the holders and waiters are present.
 struct World(Now);
 
-impl Facts for World {
+impl StoreView for World {
     fn now(&self) -> Now {
         self.0
     }

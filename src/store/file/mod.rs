@@ -10,10 +10,10 @@ mod answers;
 mod clock;
 mod diagnose;
 mod directory;
-mod facts;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
 mod group;
+mod kernel_view;
 mod lock_file;
 mod record;
 mod record_file;
@@ -44,7 +44,7 @@ use crate::sys::counter::Counter;
 use crate::sys::wait::{WaitObserver, Waiter};
 use access::Access;
 use directory::Directory;
-use facts::KernelFacts;
+use kernel_view::KernelView;
 use lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use turnstile::PendingClaim;
 use unreadable::Unreadable;
@@ -138,14 +138,14 @@ impl Store for FileStore {
 
     fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewed, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Renewed::NotMine(None)) };
-        file.edit(|state, facts| Ok(state.renew(token, ttl, facts).answer))
+        file.edit(|state, view| Ok(state.renew(token, ttl, view).answer))
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
         let mut has_value = false;
-        let release = |state: &mut LockState, facts: &KernelFacts<'_>| {
+        let release = |state: &mut LockState, view: &KernelView<'_>| {
             has_value = state.reserved_by(token).is_some();
-            Ok(state.release(token, how, false, facts).answer)
+            Ok(state.release(token, how, false, view).answer)
         };
         let Release::Run { succeeded, .. } = how else {
             let Some(file) = self.lock_file(key)? else { return Ok(Released::NotMine(None)) };
@@ -172,8 +172,8 @@ impl Store for FileStore {
         if self.pending.take().is_some() {
             return true;
         }
-        let cancel = |state: &mut LockState, facts: &KernelFacts<'_>| {
-            Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, facts).answer)
+        let cancel = |state: &mut LockState, view: &KernelView<'_>| {
+            Ok(state.cancel(&claim.token, claim.request.as_ref(), in_flight, view).answer)
         };
         // If the edit fails, the lock stays until its lease expires.
         let Ok(file) = self.lock_file(&claim.key) else {
@@ -196,9 +196,9 @@ impl Store for FileStore {
             counter.add(1);
             let look = || {
                 let Some(file) = LockFile::open_to_look(&directory, &name)? else { return Ok(None) };
-                file.look(|state, facts| {
+                file.look(|state, view| {
                     let key = answers::key_of(state, &name, key, &file)?;
-                    key.map(|key| answers::status(key, state, facts, &file, &waiters)).transpose()
+                    key.map(|key| answers::status(key, state, view, &file, &waiters)).transpose()
                 })
             };
             // In a list of all keys, one failure must not hide the others. A request for one key gets the error.
@@ -214,7 +214,7 @@ impl Store for FileStore {
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         let Some(file) = self.lock_file(key)? else { return Ok(Revoked::Free) };
         let fences = fence.as_ref().map(slice::from_ref);
-        file.edit(|state, facts| answers::revoked(state.revoke(fences, by, now, facts).answer, fence, &file))
+        file.edit(|state, view| answers::revoked(state.revoke(fences, by, now, view).answer, fence, &file))
     }
 }
 
@@ -224,11 +224,11 @@ impl Sequences for FileStore {
         for _ in 0..VANISHED_MAX {
             let file = LockFile::open_or_create(&directory, &claim.key)?;
             // Not through the turnstile: a reservation does not wait.
-            let reserved = file.edit(|state, facts| {
+            let reserved = file.edit(|state, view| {
                 if !file.has_its_name(&directory)? {
                     return Ok(None);
                 }
-                let applied = state.reserve(&ask(claim, false), wanted, facts);
+                let applied = state.reserve(&ask(claim, false), wanted, view);
                 Ok(Some(applied.map_err(|error| no_fence(error, &file))?.answer))
             })?;
             let Some(reserved) = reserved else { continue };
@@ -267,8 +267,8 @@ impl Prune for FileStore {
                 if !file.has_its_name(&directory)? {
                     return Ok(None);
                 }
-                file.look(|state, facts| {
-                    let key = answers::key_in(state, &name).filter(|_| state.is_prunable(unused_for, facts));
+                file.look(|state, view| {
+                    let key = answers::key_in(state, &name).filter(|_| state.is_prunable(unused_for, view));
                     if really && key.is_some() {
                         directory.remove(&name)?;
                     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::facts::KernelFacts;
+use super::kernel_view::KernelView;
 use super::lock_file::{LockFile, RECORD_TIMEOUT};
 use super::record_file::{Copies, Damage};
 use super::unreadable::Unreadable;
@@ -17,7 +17,7 @@ impl LockFile {
     /// Locks the record, reads the state, calls `change`, and writes the state back if it has changed.
     pub(super) fn edit<T>(
         &self,
-        change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.lock_record()?;
         let result = self.edit_locked(None, change);
@@ -30,7 +30,7 @@ impl LockFile {
     pub(super) fn edit_and_free<T>(
         &self,
         slot: u32,
-        change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<Result<T, StoreError>, StoreError> {
         let result = self.lock_record().and_then(|()| self.edit_locked(Some(slot), change));
         // The slot first: a waiter that gets the record must find the slot free.
@@ -42,7 +42,7 @@ impl LockFile {
     /// Locks the record, reads the state and calls `view`.
     pub(super) fn look<T>(
         &self,
-        view: impl FnOnce(&LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
+        view: impl FnOnce(&LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.lock_record()?;
         let result = self.look_locked(view);
@@ -63,14 +63,14 @@ impl LockFile {
     fn edit_locked<T>(
         &self,
         ours: Option<u32>,
-        change: impl FnOnce(&mut LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
+        change: impl FnOnce(&mut LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let copies = self.copies()?;
         let (location, before) = copies.newest().map_err(|damage| self.unreadable(damage))?;
         let mut state = self.read(before)?;
-        let facts = KernelFacts::of(self, ours);
-        let result = change(&mut state, &facts)?;
-        facts.check()?;
+        let view = KernelView::of(self, ours);
+        let result = change(&mut state, &view)?;
+        view.check()?;
         let after = serde_json::to_vec(&state)?;
         let was_never_written = before.is_empty() && state == LockState::default();
         if after != before && !was_never_written {
@@ -81,14 +81,14 @@ impl LockFile {
 
     fn look_locked<T>(
         &self,
-        view: impl FnOnce(&LockState, &KernelFacts<'_>) -> Result<T, StoreError>,
+        answer: impl FnOnce(&LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let copies = self.copies()?;
         let (_, text) = copies.newest().map_err(|damage| self.unreadable(damage))?;
         let state = self.read(text)?;
-        let facts = KernelFacts::of(self, None);
-        let result = view(&state, &facts)?;
-        facts.check()?;
+        let view = KernelView::of(self, None);
+        let result = answer(&state, &view)?;
+        view.check()?;
         Ok(result)
     }
 

@@ -11,7 +11,7 @@ use anyhow::Context;
 use super::directory::Directory;
 use super::lock_file::{LockFile, RECORD_TIMEOUT, Turnstile};
 use super::{ask, clock, no_fence};
-use crate::lock::state::Facts as _;
+use crate::lock::state::StoreView as _;
 use crate::store::{Acquired, Claim, IfHeld, Mode, StoreError, Wakeup};
 use crate::sys::children::ReapedByKernel;
 use crate::sys::clock::Moment;
@@ -118,18 +118,18 @@ impl PendingClaim {
 
     /// Returns what can be seen from outside the turnstile.
     fn look(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.file.look(|state, facts| {
-            let now = facts.now();
+        self.file.look(|state, view| {
+            let now = view.now();
             Ok(match state.recent_success(claim.once_per, now) {
                 Some(success) => Acquired::NotNeeded(success),
-                None => Acquired::Held(state.first_held(now, facts).unwrap_or_default()),
+                None => Acquired::Held(state.first_held(now, view).unwrap_or_default()),
             })
         })
     }
 
     /// Returns whether the claim could get a slot if it had the turnstile.
     fn has_room(&self, claim: &Claim) -> Result<bool, StoreError> {
-        Ok(!self.is_taken(claim.mode)? && self.file.look(|state, facts| Ok(state.could_hold(claim.mode, facts)))?)
+        Ok(!self.is_taken(claim.mode)? && self.file.look(|state, view| Ok(state.could_hold(claim.mode, view)))?)
     }
 
     fn enter(&self, claim: &Claim, if_held: IfHeld) -> Result<Turnstile, StoreError> {
@@ -167,17 +167,17 @@ impl PendingClaim {
     /// returns `None` if it does not.
     fn take(&mut self, claim: &Claim) -> Result<Option<Acquired>, StoreError> {
         let ask = ask(claim, claim.by_hand);
-        self.file.edit(|state, facts| {
-            if !self.is_next && !state.is_held_by(&claim.token, facts) {
+        self.file.edit(|state, view| {
+            if !self.is_next && !state.is_held_by(&claim.token, view) {
                 return Ok(None);
             }
-            let applied = state.acquire(&ask, facts).map_err(|error| no_fence(error, &self.file))?;
+            let applied = state.acquire(&ask, view).map_err(|error| no_fence(error, &self.file))?;
             if claim.by_hand {
-                facts.free_taken()?;
+                view.free_taken()?;
             }
             Ok(Some(match applied.answer {
                 // In another mode. It would wait for itself.
-                Acquired::Held(held) if state.is_held_by(&claim.token, facts) => Acquired::NotQueued(held),
+                Acquired::Held(held) if state.is_held_by(&claim.token, view) => Acquired::NotQueued(held),
                 Acquired::Held(held) => {
                     self.lease_ends_at = state.next_end().map(clock::at_boot_ms);
                     Acquired::Held(held)

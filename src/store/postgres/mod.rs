@@ -10,7 +10,6 @@ mod batch;
 mod connection;
 mod diagnose;
 mod encoding;
-mod facts;
 mod failure;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
@@ -19,6 +18,7 @@ mod login;
 mod mismatch;
 mod operation;
 mod password;
+mod queued;
 mod reading;
 mod schema;
 mod server_error;

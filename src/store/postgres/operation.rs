@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use super::PostgresStore;
 use super::connection::Connection;
-use super::facts::HAND_OFFS_MAX;
 use super::failure::Failure;
 use super::login;
-use super::reading::Found;
+use super::queued::HAND_OFFS_MAX;
+use super::reading::Snapshot;
 use super::server_error::ServerError;
 use super::waiting::{WaitState, statements_to_prepare};
-use super::writing::SecondTrip;
+use super::writing::CommitTrip;
 use crate::lock::state::{ASKS_PER_PLACE, LockState};
 use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::backoff::Backoff;
@@ -120,7 +120,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Prepares another attempt after a `failure` of the second trip, or fails with it if another attempt would not help.
-    fn after_second_trip(&mut self, failure: Failure) -> Result<(), Failure> {
+    fn after_commit(&mut self, failure: Failure) -> Result<(), Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
             Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
@@ -143,7 +143,7 @@ impl<'a> Attempt<'a> {
 }
 
 impl Transactions for PostgresStore {
-    type Snapshot = Found;
+    type Snapshot = Snapshot;
     type Attempt<'a> = Attempt<'a>;
     type Refusal = ServerError;
 
@@ -152,17 +152,17 @@ impl Transactions for PostgresStore {
     }
 
     /// Locks the row of the lock, and reads. Starts again if that fails in a way that another attempt may mend.
-    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Found, Failure> {
+    fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Snapshot, Failure> {
         loop {
             attempt.may_be_done = self.may_be_done;
-            match self.first_trip(attempt) {
+            match self.read_trip(attempt) {
                 Ok(found) => return Ok(found),
-                Err(failure) => self.after_first_trip(failure, attempt)?,
+                Err(failure) => self.after_read(failure, attempt)?,
             }
         }
     }
 
-    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Found) -> Result<(LockState, View), Failure> {
+    fn view(&mut self, attempt: &mut Attempt<'_>, found: &Snapshot) -> Result<(LockState, View), Failure> {
         Ok((found.state(), found.view(attempt)))
     }
 
@@ -170,15 +170,15 @@ impl Transactions for PostgresStore {
     fn commit(
         &mut self,
         attempt: &mut Attempt<'_>,
-        mut found: Found,
+        mut found: Snapshot,
         transition: Transition,
-    ) -> Result<Commit<Found>, Failure> {
+    ) -> Result<Commit<Snapshot>, Failure> {
         if !found.suffices(&transition) {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             found.read_more_waiters(connection, &self.tables, attempt)?;
             return Ok(Commit::Again(found));
         }
-        match self.second_trip(attempt, &found, &transition) {
+        match self.commit_trip(attempt, &found, &transition) {
             Ok(place) => {
                 if matches!(attempt.operation, Operation::Acquire { .. }) {
                     self.wait = place.map(|ahead| WaitState::new(found.waits_by, ahead, &transition.after));
@@ -186,7 +186,7 @@ impl Transactions for PostgresStore {
                 Ok(Commit::Done(place.map(|ahead| Place { ahead, look_in: None })))
             }
             Err(failure) => {
-                attempt.after_second_trip(failure)?;
+                attempt.after_commit(failure)?;
                 self.read(attempt).map(Commit::Again)
             }
         }
@@ -204,7 +204,7 @@ impl PostgresStore {
     /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, or an
     /// administrator ends the session, opens a new one, once; if a host turns out to be a standby, which a pooler in front of it may
     /// conceal, tries the others.
-    fn first_trip(&mut self, attempt: &Attempt<'_>) -> Result<Found, Failure> {
+    fn read_trip(&mut self, attempt: &Attempt<'_>) -> Result<Snapshot, Failure> {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
         let mut was_ended = false;
@@ -219,7 +219,7 @@ impl PostgresStore {
             };
             let read = connected.and_then(|connection| {
                 let carry_out_by = attempt.answer_by.min(Moment::now() + timeout);
-                Found::read(connection, &tables, attempt, visits, carry_out_by)
+                Snapshot::read(connection, &tables, attempt, visits, carry_out_by)
             });
             match read {
                 Err(failure) if failure.is_of_standby() && others > 0 => others -= 1,
@@ -233,7 +233,7 @@ impl PostgresStore {
 
     /// Prepares another attempt after a `failure` of the first trip, which has changed nothing, or fails with it if another attempt would not
     /// help.
-    fn after_first_trip(&mut self, failure: Failure, attempt: &mut Attempt<'_>) -> Result<(), Failure> {
+    fn after_read(&mut self, failure: Failure, attempt: &mut Attempt<'_>) -> Result<(), Failure> {
         match &failure {
             Failure::Deleted(_) => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
@@ -256,14 +256,14 @@ impl PostgresStore {
 
     /// Writes the result of the rules, and commits. If the one that asks then waits, returns how many waiters are ahead of it. Notes whether a
     /// failure leaves the outcome unknown.
-    fn second_trip(
+    fn commit_trip(
         &mut self,
         attempt: &Attempt<'_>,
-        found: &Found,
+        found: &Snapshot,
         transition: &Transition,
     ) -> Result<Option<u64>, Failure> {
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
-        let mut second = SecondTrip::prepare(&self.tables, attempt, found, connection, transition);
+        let mut second = CommitTrip::prepare(&self.tables, attempt, found, connection, transition);
         if let Some(refused) = second.refused {
             connection.roll_back(attempt.answer_by)?;
             return Err(Failure::RecordTooLong(refused));

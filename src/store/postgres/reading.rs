@@ -2,10 +2,10 @@
 
 use super::batch::{Batch, READ_WRITE};
 use super::connection::{Answer, Connection, Row};
-use super::facts::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use super::failure::Failure;
 use super::mismatch::check_version;
 use super::operation::Attempt;
+use super::queued::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use super::schema::Tables;
 use crate::lock::state::{LOOKERS, LockState, Now};
 use crate::lock::token::Token;
@@ -48,7 +48,7 @@ pub(super) enum WaitsBy {
 }
 
 /// What the first round trip has read.
-pub(in crate::store) struct Found {
+pub(in crate::store) struct Snapshot {
     /// The record as it is stored.
     pub(super) record: String,
     /// The state in it, without waiters.
@@ -76,7 +76,7 @@ pub(super) struct Queue {
     unread: usize,
 }
 
-impl Found {
+impl Snapshot {
     /// Begins a transaction, locks the row, and reads. `visits`: whether the waiter that asks waits without a connection. From when it
     /// begins, the server has the time that is now left until `carry_out_by`. Fails with [`Failure::ROW_DELETED`] if there is no row.
     pub(super) fn read(
@@ -123,7 +123,7 @@ impl Found {
             true if visits || is_crowded => WaitsBy::Visiting,
             true => WaitsBy::Listening,
         };
-        Ok(Found {
+        Ok(Snapshot {
             state,
             record,
             now_ms: now_ms.parse().map_err(|_| INCOMPLETE)?,
@@ -291,7 +291,7 @@ mod tests {
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
     use crate::lock::state::{Applied, Ask, HolderState, IfHeld, LeaseRecord, Release, WaiterState};
-    use crate::store::postgres::facts::HAND_OFFS_MAX;
+    use crate::store::postgres::queued::HAND_OFFS_MAX;
     use crate::store::{Acquired, Held};
 
     const NOW_MS: u64 = 1_800_000_000_000;
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// Returns what an operation finds if it reads this many of the first waiters; as [`Queue::ask`] does.
-    fn found(state: &LockState, rows: &[Queued], asking: &Token, limit: usize) -> Found {
+    fn found(state: &LockState, rows: &[Queued], asking: &Token, limit: usize) -> Snapshot {
         let first = rows.len().min(limit);
         let its = rows[first..].iter().filter(|row| row.waiter.token == *asking);
         let queue = Queue {
@@ -335,7 +335,7 @@ mod tests {
             unread: 0,
         };
         let (record, state) = (String::new(), state.clone());
-        Found { record, state, now_ms: NOW_MS, waits_by: WaitsBy::Listening, queue }
+        Snapshot { record, state, now_ms: NOW_MS, waits_by: WaitsBy::Listening, queue }
     }
 
     /// Returns the answer, whom it concerns, the holders and the waiters after an operation that reads `limits` of the first waiters.
@@ -375,7 +375,7 @@ mod tests {
         panic!("more was not enough");
     }
 
-    impl Found {
+    impl Snapshot {
         fn row_is_not_first(&self, token: &Token) -> bool {
             self.queue.rows.iter().take(self.queue.first).all(|row| row.waiter.token != *token)
         }
@@ -408,7 +408,7 @@ mod tests {
             let asking = token(if releases { 100 } else { asking });
             let limits: [&[usize]; 2] = [&[FIRST_WAITERS, MORE_WAITERS], &[usize::MAX]];
             if releases {
-                let rules = |state: &mut LockState, facts: &View| state.release(&asking, Release::at_once(Ending::Exited(0)), false, facts);
+                let rules = |state: &mut LockState, view: &View| state.release(&asking, Release::at_once(Ending::Exited(0)), false, view);
                 let [part, whole] = limits.map(|limits| outcome(&state, &rows, &asking, limits, &rules));
                 prop_assert_eq!(part, whole);
             } else {
@@ -416,8 +416,8 @@ mod tests {
                 let claim = Claim { token: asking.clone(), ttl, mode: wants, ..Claim::example() };
                 let if_held = if waiting { IfHeld::Queue { max_waiting: None, until: None } } else { IfHeld::Leave };
                 let ask = Ask { claim: &claim, leased: true, sent_at: Moment::from_boot(Duration::ZERO), if_held };
-                let rules = |state: &mut LockState, facts: &View| {
-                    let applied = state.acquire(&ask, facts).expect("the fence grows");
+                let rules = |state: &mut LockState, view: &View| {
+                    let applied = state.acquire(&ask, view).expect("the fence grows");
                     // The server counts the waiters ahead, and those that look too soon only look once more.
                     let answer = match applied.answer {
                         Acquired::Held(held) => Acquired::Held(Held { place: held.place.map(|_| 0), look_in: None, ..held }),

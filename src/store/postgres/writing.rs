@@ -6,10 +6,10 @@
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
 use super::encoding::{array, json};
-use super::facts::Queued;
 use super::failure::Failure;
 use super::operation::{Attempt, Notices};
-use super::reading::{Found, WaitsBy, delete_ended};
+use super::queued::Queued;
+use super::reading::{Snapshot, WaitsBy, delete_ended};
 use super::schema::Tables;
 use crate::lock::state::LockState;
 use crate::lock::token::Token;
@@ -18,10 +18,10 @@ use crate::store::engine::Transition;
 use crate::store::record_limit::{self, RecordTooLong};
 
 /// The second round trip.
-pub(super) struct SecondTrip<'a> {
+pub(super) struct CommitTrip<'a> {
     tables: &'a Tables,
     attempt: &'a Attempt<'a>,
-    found: &'a Found,
+    found: &'a Snapshot,
     /// The statements.
     pub(super) batch: Batch,
     /// What the answers must say.
@@ -92,16 +92,16 @@ impl PlaceSource {
     }
 }
 
-impl<'a> SecondTrip<'a> {
+impl<'a> CommitTrip<'a> {
     /// Prepares the statements for what an operation has made of what was `found`.
     pub(super) fn prepare(
         tables: &'a Tables,
         attempt: &'a Attempt<'a>,
-        found: &'a Found,
+        found: &'a Snapshot,
         connection: &Connection,
         transition: &Transition,
     ) -> Self {
-        let mut trip = SecondTrip {
+        let mut trip = CommitTrip {
             tables,
             attempt,
             found,

@@ -86,7 +86,7 @@ fn the_first_waiter_has_left_since() {
     etcd.add_waiter("k", &json!({ "token": "first", "joined_ms": 1, "mode": { "slots": 1 }, "who": {} }));
     let waiter = call.clone().arg("--wait").sh("echo begun; read line || :").with_open_input();
     until_waiting(&store, "k", 2);
-    let lease = || etcd.lives("k").iter().map(|life| life.lease.clone()).collect::<Vec<_>>();
+    let lease = || etcd.lease_keys("k").iter().map(|life| life.lease.clone()).collect::<Vec<_>>();
     let before = lease();
     eventually(LONG, "the lease is renewed", || lease() != before);
     etcd.delete(&etcd.rows("k")[0].key);
@@ -105,7 +105,7 @@ fn the_lease_has_gone_since() {
     let mut run = call.clone().sh("echo ready; read line || :").with_open_input();
     until_waiting(&store, "k", 1);
     is_handed(etcd, holder, &mut run);
-    etcd.ask("/v3/lease/revoke", &json!({ "ID": etcd.lives("k")[0].lease }));
+    etcd.ask("/v3/lease/revoke", &json!({ "ID": etcd.lease_keys("k")[0].lease }));
     run.finish().exited(0);
     call.command(["echo", "ran"]).run().exited(0).printed("ran\n");
 }

@@ -125,7 +125,7 @@ fn no_lease_is_left() {
     Lockrun::new(&store).key("k").args(["--wait", "100ms"]).command(["true"]).run().exited(75);
     holder.finish().exited(0);
     queue.end().in_order(0..3);
-    assert!(etcd.lives("k").is_empty());
+    assert!(etcd.lease_keys("k").is_empty());
     eventually(LONG, "the leases of the waiters end", || etcd.leases() == 0);
 }
 
@@ -178,7 +178,7 @@ fn very_many_holders_are_broken() {
     assert_eq!(holders(&store, "k"), MANY);
     break_lock(&store, "k", &["--now"]).exited(0);
     let etcd = store.as_etcd().expect("it is one");
-    eventually(LONG, "nothing is left of them", || etcd.lives("k").is_empty());
+    eventually(LONG, "nothing is left of them", || etcd.lease_keys("k").is_empty());
     assert!(!is_held(&store, "k"));
 }
 

@@ -17,7 +17,7 @@ fn a_lease_is_revoked_whose_end_was_written_by_a_fast_clock() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     token(&store, "k", &["--ttl", "10m"]);
-    let lease = etcd.lives("k")[0].lease.clone();
+    let lease = etcd.lease_keys("k")[0].lease.clone();
     etcd.edit("k", |state| {
         let end = &mut state["holders"][0]["lease"]["ends_ms"];
         *end = json!(end.as_u64().expect("a time") + 5_000);
@@ -85,7 +85,7 @@ fn a_waiter_joins_too_late_for_its_lease() {
     let signal = |signal| waiter.processes().iter().for_each(|pid| send(*pid, signal));
     signal(Signal::SIGSTOP);
     proxy.set(Mode::Pass);
-    let of_holder = etcd.lives("k")[0].lease.clone();
+    let of_holder = etcd.lease_keys("k")[0].lease.clone();
     eventually(LONG, "it has a lease", || etcd.leases() == 2);
     eventually(LONG, "its attempt has failed", || proxy.delivered() > 0);
     let leases = etcd.ask("/v3/lease/leases", &json!({}))["leases"].clone();

@@ -195,7 +195,7 @@ fn a_majority_is_stopped() {
 fn the_lease_is_revoked() {
     each(|| {
         let mut case = Case::with_leader(true);
-        for life in case.etcd.lives("k") {
+        for life in case.etcd.lease_keys("k") {
             case.etcd.ask("/v3/lease/revoke", &json!({ "ID": life.lease }));
         }
         case.goes_on("lease revoked");

@@ -45,7 +45,7 @@ fn a_lock_without_a_record_is_broken() {
     assert!(["within 10m", "within 9m"].iter().any(|words| output.stderr().contains(words)), "{output}");
     assert!(is_held(&store, "k"));
     break_lock(&store, "k", &["--now"]).exited(0).said("its command may still be running");
-    assert!(!is_held(&store, "k") && etcd.lives("k").is_empty());
+    assert!(!is_held(&store, "k") && etcd.lease_keys("k").is_empty());
 }
 
 // "`prune` removes what is left of locks": also a record in which nothing is left, or only a cancelled request that can no longer arrive.
@@ -82,7 +82,7 @@ fn a_record_of_a_recent_cancelled_request_stays() {
         proxy.set(Mode::Pass);
         eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         assert!(all(&store).is_empty(), "a lock that was never held");
-        stays_true_for(Duration::from_secs(1), "nobody holds the lock", || etcd.lives("k").is_empty());
+        stays_true_for(Duration::from_secs(1), "nobody holds the lock", || etcd.lease_keys("k").is_empty());
     }
 }
 
@@ -93,9 +93,9 @@ fn other_keys_lie_among_those_of_a_lock() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     let others = [
-        "lockrun/life/k/any",
-        "lockrun/life/k/life/x/t",
-        "lockrun/life/k/state/x",
+        "lockrun/lease/k/any",
+        "lockrun/lease/k/lease/x/t",
+        "lockrun/lease/k/state/x",
         "lockrun/queue/k/0/state/x",
         "lockrun/queue/k/0000000000000001-t/state/x",
         "lockrun/queue/k/queue/x/0000000000000001-t",
@@ -126,7 +126,7 @@ fn other_keys_lie_among_those_of_a_lock() {
 #[test]
 fn a_prefix_lies_among_the_keys_of_another_one() {
     let store = Store::Etcd(Etcd::of(1));
-    for prefix in ["lockrun/queue/job", "lockrun/life/job", "lockrun/state", "a/b/queue"] {
+    for prefix in ["lockrun/queue/job", "lockrun/lease/job", "lockrun/state", "a/b/queue"] {
         let url = format!("{}?prefix={prefix}", store.url());
         let output = Lockrun::at(&url).key("k").command(["echo", "ran"]).run();
         output.exited(64).printed("").said("lies among the keys of another one");

@@ -20,7 +20,7 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     assert_eq!(second.connections(), 0);
     first.set(Mode::SwallowReplies);
     eventually(LONG, "the other member is asked", || second.connections() > 0);
-    stays_true_for(Duration::from_secs(2), "the holder's lease is there", || etcd.lives("k").len() == 1);
+    stays_true_for(Duration::from_secs(2), "the holder's lease is there", || etcd.lease_keys("k").len() == 1);
     run.finish().exited(0);
 }
 

@@ -223,9 +223,9 @@ impl Etcd {
         self.members.iter().map(|member| member.figure("grpc_server_handled_total", "\"LeaseRevoke\"")).sum()
     }
 
-    /// Returns the lives of a lock's holders.
-    pub(crate) fn lives(&self, key: &str) -> Vec<Stored> {
-        self.keys(&format!("{PREFIX}life/{}/", encoded(key)))
+    /// Returns the lease keys of a lock's holders.
+    pub(crate) fn lease_keys(&self, key: &str) -> Vec<Stored> {
+        self.keys(&format!("{PREFIX}lease/{}/", encoded(key)))
     }
 
     /// Returns the rows of its queue.
@@ -445,8 +445,8 @@ impl LeaseServer for Etcd {
     }
 
     fn forget_holders(&self, key: &str) {
-        for life in self.lives(key) {
-            self.delete(&life.key);
+        for held in self.lease_keys(key) {
+            self.delete(&held.key);
         }
         self.edit(key, |state| {
             state.as_object_mut().expect("an object").remove("holders");
@@ -454,8 +454,8 @@ impl LeaseServer for Etcd {
     }
 
     fn expire(&self, key: &str) {
-        for life in self.lives(key) {
-            self.ask("/v3/lease/revoke", &json!({ "ID": life.lease }));
+        for held in self.lease_keys(key) {
+            self.ask("/v3/lease/revoke", &json!({ "ID": held.lease }));
         }
         self.edit(key, |state| {
             for holder in state["holders"].as_array_mut().into_iter().flatten() {

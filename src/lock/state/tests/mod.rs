@@ -32,7 +32,7 @@ pub(in crate::lock::state) struct World {
     pub(in crate::lock::state) hand_offs_max: usize,
 }
 
-impl Facts for World {
+impl StoreView for World {
     fn now(&self) -> Now {
         self.now
     }

@@ -15,7 +15,7 @@ use crate::lock::claim::{Claim, Mode};
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
-use crate::lock::state::{Applied, Ask, Facts, IfHeld, LockState, Now, Release, Wanted};
+use crate::lock::state::{Applied, Ask, IfHeld, LockState, Now, Release, StoreView, Wanted};
 use crate::lock::token::Token;
 use crate::store::redis::{millis, release_args, slots, ttl_ms};
 use crate::store::{Acquired, Grant, Held, Released, Renewed, Reserved, Revoked};
@@ -24,7 +24,7 @@ use crate::sys::clock::Moment;
 /// The state of a history so far, and what to ask Redis.
 pub(super) struct Model<'a> {
     pub(super) state: LockState,
-    pub(super) facts: World,
+    pub(super) view: World,
     scripts: &'a Scripts,
     pub(super) script: Vec<Line>,
     /// No fence is left: the state must not be stored, so the history ends.
@@ -48,7 +48,7 @@ pub(super) struct World {
     pub(super) now: u64,
 }
 
-impl Facts for World {
+impl StoreView for World {
     fn now(&self) -> Now {
         Now::unix(self.now)
     }
@@ -56,14 +56,14 @@ impl Facts for World {
 
 impl<'a> Model<'a> {
     pub(super) fn new(scripts: &'a Scripts, now: u64) -> Self {
-        let facts = World { now };
-        Model { state: LockState::default(), facts, scripts, script: Vec::new(), is_over: false }
+        let view = World { now };
+        Model { state: LockState::default(), view, scripts, script: Vec::new(), is_over: false }
     }
 
     /// Plays a step.
     pub(super) fn step(&mut self, step: &Step) {
         match step {
-            Step::Time(now) => self.facts.now = *now,
+            Step::Time(now) => self.view.now = *now,
             Step::Acquire { .. } => self.acquire(step),
             Step::Reserve { .. } => self.reserve(step),
             Step::Renew { token, ttl, of_run } => self.renew(step, token, *ttl, *of_run),
@@ -73,7 +73,7 @@ impl<'a> Model<'a> {
             }
             Step::Revoke { fence, at_once } => self.revoke(step, *fence, *at_once),
             Step::Status => {
-                let status = self.state.status(Key::new("k".as_ref()).expect("is a key"), &self.facts);
+                let status = self.state.status(Key::new("k".as_ref()).expect("is a key"), &self.view);
                 self.line(step, self.run(&self.scripts.list, &[]), Reader::List, Answer::status(status), &[]);
             }
             Step::Prune { unused_for, really } => self.prune(step, *unused_for, *really),
@@ -113,7 +113,7 @@ impl<'a> Model<'a> {
             once_per.map_or(0, millis).to_string(),
         ];
         let command = self.run(&self.scripts.acquire, &args);
-        let Ok(Applied { answer, woken, .. }) = self.state.acquire(&ask, &self.facts) else {
+        let Ok(Applied { answer, woken, .. }) = self.state.acquire(&ask, &self.view) else {
             return self.fails(step, command, Reader::Acquire);
         };
         let answer = match answer {
@@ -145,7 +145,7 @@ impl<'a> Model<'a> {
             }
         }
         let command = self.run(&self.scripts.reserve, &args);
-        let Ok(applied) = self.state.reserve(&ask, wanted, &self.facts) else {
+        let Ok(applied) = self.state.reserve(&ask, wanted, &self.view) else {
             return self.fails(step, command, Reader::Reserve);
         };
         let words = match &applied.answer {
@@ -164,8 +164,8 @@ impl<'a> Model<'a> {
         let args = [token.to_owned(), ms, u8::from(of_run).to_string()];
         let command = self.run(&self.scripts.renew, &args);
         let applied = match ttl.filter(|_| of_run) {
-            Some(ttl) => self.state.renew_run(&parse(token), ttl, &self.facts),
-            None => self.state.renew(&parse(token), ttl, &self.facts),
+            Some(ttl) => self.state.renew_run(&parse(token), ttl, &self.view),
+            None => self.state.renew(&parse(token), ttl, &self.view),
         };
         let answer = match applied.answer {
             Renewed::Mine => Answer::new("mine"),
@@ -189,8 +189,8 @@ impl<'a> Model<'a> {
         ];
         let command = self.run(&self.scripts.release, &args);
         // Those before the hand-off.
-        let held = self.named(self.state.first_held(self.facts.now(), &self.facts).as_ref());
-        let applied = self.state.release(&parse(token), release, is_in_flight, &self.facts);
+        let held = self.named(self.state.first_held(self.view.now(), &self.view).as_ref());
+        let applied = self.state.release(&parse(token), release, is_in_flight, &self.view);
         let words = match applied.answer {
             Released::Free => "free",
             Released::Retained => "retained",
@@ -208,7 +208,7 @@ impl<'a> Model<'a> {
         let args = [token, "", &in_flight, "cancel", "0", "0", request.unwrap_or_default()].map(str::to_owned);
         let command = self.run(&self.scripts.release, &args);
         let request = request.map(parse);
-        let applied = self.state.cancel(&parse(token), request.as_ref(), is_in_flight, &self.facts);
+        let applied = self.state.cancel(&parse(token), request.as_ref(), is_in_flight, &self.view);
         let answer = Answer::new(if applied.answer { "cancelled" } else { "another request's" });
         self.line(step, command, Reader::Cancel, answer, &applied.woken);
     }
@@ -219,9 +219,9 @@ impl<'a> Model<'a> {
         let named: HashMap<_, _> = holders.map(|it| (it.token.as_str().to_owned(), it.fence.to_string())).collect();
         let args = [json!(named).to_string(), json!(by).to_string(), u8::from(at_once).to_string()];
         let command = self.run(&self.scripts.revoke, &args);
-        let applied = self.state.revoke(fence.as_ref().map(slice::from_ref), &by, at_once, &self.facts);
+        let applied = self.state.revoke(fence.as_ref().map(slice::from_ref), &by, at_once, &self.view);
         let all = |holders: &[Held]| {
-            let mut holders: Vec<_> = holders.iter().map(|held| HolderSeen::of(held, self.facts.now)).collect();
+            let mut holders: Vec<_> = holders.iter().map(|held| HolderSeen::of(held, self.view.now)).collect();
             holders.sort();
             holders
         };
@@ -240,7 +240,7 @@ impl<'a> Model<'a> {
         let command = self.run(&self.scripts.prune, &args);
         // Redis keeps cancelled requests apart from the key.
         let cancelled = std::mem::take(&mut self.state.cancelled);
-        let is_prunable = self.state.is_prunable(Duration::from_millis(unused_for), &self.facts);
+        let is_prunable = self.state.is_prunable(Duration::from_millis(unused_for), &self.view);
         if is_prunable && really {
             self.state = LockState::default();
         }
@@ -251,7 +251,7 @@ impl<'a> Model<'a> {
     /// Returns the holders that an answer may name in place of the first one: those whose leases end at the same time.
     fn named(&self, first: Option<&Held>) -> Vec<HolderSeen> {
         let Some(first) = first.filter(|held| held.holder.is_some()) else { return Vec::new() };
-        let now = self.facts.now();
+        let now = self.view.now();
         let holders = self.state.holders.iter().map(|holder| holder.held(now));
         let alike = holders.filter(|held| held.expires_in == first.expires_in);
         alike.map(|held| HolderSeen::of(&held, now.ms)).collect()
@@ -261,14 +261,14 @@ impl<'a> Model<'a> {
     pub(super) fn some_end(&self, number: u64) -> u64 {
         let leases = self.state.holders.iter().filter_map(|holder| holder.lease?.ends_ms);
         let places = self.state.waiters.iter().map(|waiter| waiter.ends_ms);
-        let mut ends: Vec<_> = leases.chain(places).filter(|ends| *ends > self.facts.now).collect();
+        let mut ends: Vec<_> = leases.chain(places).filter(|ends| *ends > self.view.now).collect();
         ends.sort_unstable();
         let at = usize::try_from(number).expect("is small").min(ends.len().saturating_sub(1));
-        ends.get(at).copied().unwrap_or(self.facts.now)
+        ends.get(at).copied().unwrap_or(self.view.now)
     }
 
     fn run(&self, script: &str, args: &[String]) -> Cmd {
-        run(script, args, self.facts.now)
+        run(script, args, self.view.now)
     }
 
     fn line(&mut self, step: &Step, command: Cmd, reader: Reader, answer: Answer, woken: &[Token]) {
@@ -277,20 +277,20 @@ impl<'a> Model<'a> {
             let what = holder.map_or(String::new(), |holder| format!("{} {}", holder.fence, holder.slot));
             (token.as_str().to_owned(), what)
         };
-        let kept = Some((View::of_state(&self.state, &self.facts), woken.iter().map(mail).collect()));
+        let kept = Some((View::of_state(&self.state, &self.view), woken.iter().map(mail).collect()));
         let step = format!("{step:?}");
-        self.script.push(Line { step, command, reader, now: self.facts.now, answer: Some(answer), kept });
+        self.script.push(Line { step, command, reader, now: self.view.now, answer: Some(answer), kept });
     }
 
     /// Notes a command of the server's own.
     fn unanswered(&mut self, step: &Step, command: Cmd) {
         let (step, answer) = (format!("{step:?}"), Some(Answer::default()));
-        self.script.push(Line { step, command, reader: Reader::Nothing, now: self.facts.now, answer, kept: None });
+        self.script.push(Line { step, command, reader: Reader::Nothing, now: self.view.now, answer, kept: None });
     }
 
     fn fails(&mut self, step: &Step, command: Cmd, reader: Reader) {
         let step = format!("{step:?}");
-        self.script.push(Line { step, command, reader, now: self.facts.now, answer: None, kept: None });
+        self.script.push(Line { step, command, reader, now: self.view.now, answer: None, kept: None });
         self.is_over = true;
     }
 }

@@ -144,26 +144,26 @@ impl Manner {
             20..=29 => random.below(300),
             30..=34 => random.below(3_000),
             // Just before, at, or just after the end of a lease or a place.
-            35..=37 => model.some_end(random.below(8)).saturating_sub(model.facts.now + 1) + random.below(3),
+            35..=37 => model.some_end(random.below(8)).saturating_sub(model.view.now + 1) + random.below(3),
             38 => random.below(30_000),
             _ if random.one_in(4) => random.below(400_000),
             _ => 0,
         };
         while self.unlooked + left > REMEMBERED {
             let step = REMEMBERED.saturating_sub(self.unlooked).min(left);
-            model.step(&Step::Time(model.facts.now + step));
+            model.step(&Step::Time(model.view.now + step));
             model.step(&Step::Look);
             (left, self.unlooked) = (left - step, 0);
         }
         if left > 0 {
-            model.step(&Step::Time(model.facts.now + left));
+            model.step(&Step::Time(model.view.now + left));
             self.unlooked += left;
         } else if random.one_in(60) && model.state.waiters.is_empty() {
             // How long a place lasts then differs: see above.
             // Redis forgets a cancelled request as soon as its time has passed, a state at the next request.
             model.step(&Step::Look);
             self.unlooked = 0;
-            model.step(&Step::Time(model.facts.now - random.below(5_000)));
+            model.step(&Step::Time(model.view.now - random.below(5_000)));
         }
     }
 

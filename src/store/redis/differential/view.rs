@@ -6,7 +6,7 @@ use redis::Value;
 use serde_json::Value as Json;
 
 use crate::lock::holder::Holder;
-use crate::lock::state::{Facts, HolderState, LockState, Purpose, Success, WaiterState};
+use crate::lock::state::{HolderState, LockState, Purpose, StoreView, Success, WaiterState};
 use crate::store::redis::holder_json::purpose;
 use crate::store::redis::slots;
 
@@ -62,12 +62,12 @@ struct LastView {
 }
 
 impl View {
-    pub(super) fn of_state(state: &LockState, facts: &impl Facts) -> Self {
-        let holders = state.holders_in_force(facts).into_iter();
+    pub(super) fn of_state(state: &LockState, view: &impl StoreView) -> Self {
+        let holders = state.holders_in_force(view).into_iter();
         View {
             fence: state.fence.to_string(),
             holders: holders.map(|it| (it.token.as_str().to_owned(), holder_of_state(it))).collect(),
-            waiters: state.waiters_in_force(facts).into_iter().map(waiter_of_state).collect(),
+            waiters: state.waiters_in_force(view).into_iter().map(waiter_of_state).collect(),
             last: state.last.as_ref().map(|last| LastView {
                 who: last.who.command.clone(),
                 started: last.started_unix_ms,

@@ -6,13 +6,13 @@ use anyhow::Context;
 
 use super::clock;
 use super::lock_file::LockFile;
-use crate::lock::state::{Facts, HolderState, Now};
+use crate::lock::state::{HolderState, Now, StoreView};
 use crate::store::StoreError;
 
 /// The present time, and the kernel's locks on the slots of one file.
 ///
-/// If the kernel refuses to answer, the whole operation fails: see [`KernelFacts::check`].
-pub(super) struct KernelFacts<'f> {
+/// If the kernel refuses to answer, the whole operation fails: see [`KernelView::check`].
+pub(super) struct KernelView<'f> {
     file: &'f LockFile,
     now: Now,
     /// The id of this boot, once it has been read.
@@ -24,10 +24,10 @@ pub(super) struct KernelFacts<'f> {
     failure: RefCell<Option<StoreError>>,
 }
 
-impl<'f> KernelFacts<'f> {
-    /// Returns the facts as of now.
+impl<'f> KernelView<'f> {
+    /// Returns the view at this moment.
     pub(super) fn of(file: &'f LockFile, ours: Option<u32>) -> Self {
-        KernelFacts {
+        KernelView {
             file,
             now: clock::now(),
             boot: OnceCell::new(),
@@ -57,7 +57,7 @@ impl<'f> KernelFacts<'f> {
     }
 }
 
-impl Facts for KernelFacts<'_> {
+impl StoreView for KernelView<'_> {
     fn now(&self) -> Now {
         self.now
     }

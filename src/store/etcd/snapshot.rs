@@ -21,7 +21,7 @@ pub(super) const MANY_WAITERS: u32 = 64;
 /// How many operations of a transaction read a lock at most.
 pub(super) const READS_MAX: usize = 6;
 
-/// In how long to look again for a holder's life that still exists although its end should have come: etcd looks for expired leases
+/// In how long to look again for a holder's lease key that still exists although its end should have come: etcd looks for expired leases
 /// twice a second.
 const LOOK_AGAIN_MS: u64 = 300;
 
@@ -57,16 +57,16 @@ pub(super) struct Row {
     pub(super) lease: i64,
 }
 
-/// A holder's life, which exists.
+/// A holder's lease key, which exists.
 #[derive(Clone, Debug)]
-pub(super) struct Life {
+pub(super) struct LeaseKey {
     pub(super) token: Token,
     pub(super) lease: i64,
     /// When it ends at the latest, once the holder's lease is revoked.
-    pub(super) end: Option<LifeEnd>,
+    pub(super) end: Option<RevokedEnd>,
 }
 
-/// A life or a row that is attached to a lease.
+/// A lease key or a row that is attached to a lease.
 #[derive(Clone, Debug)]
 pub(super) struct Attached {
     pub(super) name: String,
@@ -76,23 +76,23 @@ pub(super) struct Attached {
     pub(super) seen_by: (String, String),
 }
 
-/// The end of the life of a holder whose lease `break` has revoked. Every user of the cluster, even one without any right, can
-/// keep a lease of etcd alive, and so the life of a dead holder. Only the member that was asked then judges this end: no two
+/// When the lease key of a holder whose lease `break` has revoked ends. Every user of the cluster, even one without any right, can
+/// keep a lease of etcd alive, and so the lease key of a dead holder. Only the member that was asked then judges this end: no two
 /// clocks are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct LifeEnd {
+pub(super) struct RevokedEnd {
     member: String,
     ends_ms: u64,
 }
 
-impl LifeEnd {
+impl RevokedEnd {
     /// Returns an end no sooner than `ends_ms`, as the clock of this member was taken to show.
     pub(super) fn new(member: &str, ends_ms: u64) -> Self {
-        LifeEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(2 * DATE_DOUBT_MS) }
+        RevokedEnd { member: member.to_owned(), ends_ms: ends_ms.saturating_add(2 * DATE_DOUBT_MS) }
     }
 }
 
-/// What the life of a holder says to which the lock was handed in the queue: all that it must know.
+/// What the lease key of a holder says to which the lock was handed in the queue: all that it must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HandedOver {
     pub(super) fence: u64,
@@ -118,7 +118,7 @@ impl PrunedFence {
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub(in crate::store) struct Found {
+pub(in crate::store) struct Snapshot {
     /// The member that was asked, and its term.
     pub(super) member_and_term: (String, String),
     /// The cluster's revision.
@@ -129,7 +129,7 @@ pub(in crate::store) struct Found {
     pub(super) stored: LockState,
     /// The greatest fence of the locks whose record was pruned.
     pub(super) pruned: PrunedFence,
-    pub(super) lives: Vec<Life>,
+    pub(super) lease_keys: Vec<LeaseKey>,
     /// The waiters that were read, in order.
     pub(super) rows: Vec<Row>,
     /// Whether these are all waiters.
@@ -152,11 +152,11 @@ impl Scope {
 
     /// Returns the operations that read it, at most [`READS_MAX`].
     pub(super) fn operations(&self) -> Vec<RequestOp> {
-        let Names { state, lives, queue, pruned_fence } = &self.names;
+        let Names { state, lease_keys, queue, pruned_fence } = &self.names;
         let limit = if self.reads_all_rows() { 0 } else { self.limit };
         let mut operations = vec![
             RequestOp::Get(state.clone()),
-            RequestOp::GetAll { prefix: lives.clone(), limit: 0 },
+            RequestOp::GetAll { prefix: lease_keys.clone(), limit: 0 },
             RequestOp::GetAll { prefix: queue.clone(), limit },
             RequestOp::Get(pruned_fence.clone()),
         ];
@@ -168,11 +168,11 @@ impl Scope {
     }
 
     /// Reads the responses to these operations.
-    pub(super) fn read(&self, transacted: Transacted) -> Result<Found, Failure> {
+    pub(super) fn read(&self, transacted: Transacted) -> Result<Snapshot, Failure> {
         const INCOMPLETE: Failure = Failure::UnexpectedReply("an answer that lacks parts");
         let mut ranges = transacted.responses.into_iter().map(|step| step.response_range);
         let mut next = || ranges.next().ok_or(INCOMPLETE);
-        let (record, lives, queue, pruned) = (next()?, next()?, next()?, next()?);
+        let (record, lease_keys, queue, pruned) = (next()?, next()?, next()?, next()?);
         let (own, ahead) = match &self.own_row {
             OwnRow::Named(_) => (next()?, count(&next()?)),
             _ => (Range::default(), 0),
@@ -185,13 +185,13 @@ impl Scope {
             }
         }
         let record = record.kvs.into_iter().next().unwrap_or_default();
-        Ok(Found {
+        Ok(Snapshot {
             member_and_term: (transacted.header.member_id, transacted.header.raft_term),
             revision: transacted.header.revision,
             record_revision: record.mod_revision,
             stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record)? },
             pruned: PrunedFence::read(&pruned)?,
-            lives: lives.kvs.iter().filter_map(|kv| Life::read(kv, &self.names.lives)).collect(),
+            lease_keys: lease_keys.kvs.iter().filter_map(|kv| LeaseKey::read(kv, &self.names.lease_keys)).collect(),
             has_all_rows: !queue.more,
             waiting: if queue.more { count(&queue) } else { rows.len() as u64 },
             rows,
@@ -218,12 +218,12 @@ fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
     Ok(state)
 }
 
-impl Life {
-    /// Reads a holder's key, whose name begins with `prefix`. `None`: it is not lockrun's. A life has a lease: nothing would ever
+impl LeaseKey {
+    /// Reads a holder's key, whose name begins with `prefix`. `None`: it is not lockrun's. A lease key has a lease: nothing would ever
     /// end one without.
     pub(super) fn read(kv: &KeyValue, prefix: &str) -> Option<Self> {
         let token = Token::parse(kv.key.strip_prefix(prefix)?).ok().filter(|_| kv.lease != 0)?;
-        Some(Life { token, lease: kv.lease, end: serde_json::from_str(&kv.value).ok() })
+        Some(LeaseKey { token, lease: kv.lease, end: serde_json::from_str(&kv.value).ok() })
     }
 }
 
@@ -245,10 +245,10 @@ impl Row {
     }
 }
 
-impl Found {
-    /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its life exists,
-    /// whatever a clock shows, unless `break` has ended it (see [`LifeEnd`]). If its life is gone, it still holds the lock until the
-    /// end in the record: then its lease did not expire, but was revoked in etcd, and its command still runs. Another member may
+impl Snapshot {
+    /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its lease key exists,
+    /// whatever a clock shows, unless `break` has ended it (see [`RevokedEnd`]). If its lease key is gone, it still holds the
+    /// lock until the end in the record: then its lease did not expire, but was revoked in etcd, and its command still runs. Another member may
     /// have written that end, whose clock is ahead; but an end further away than two lengths is a clock's mistake.
     ///
     /// A waiter has its place while its row exists. When that ends is not known: each keep-alive prolongs it.
@@ -256,11 +256,11 @@ impl Found {
         let mut state = self.stored.clone();
         let soon = now_ms.saturating_add(LOOK_AGAIN_MS);
         for holder in &mut state.holders {
-            let life = self.life_of(&holder.token);
+            let lease_key = self.lease_key_of(&holder.token);
             if let Some(LeaseRecord { ends_ms: Some(ends_ms), ttl_ms: Some(ttl_ms) }) = &mut holder.lease {
                 let longest = now_ms.saturating_add(*ttl_ms);
-                if let Some(life) = life {
-                    let ended = self.end_of(life).map(|end_ms| end_ms.min(longest));
+                if let Some(lease_key) = lease_key {
+                    let ended = self.end_of(lease_key).map(|end_ms| end_ms.min(longest));
                     // The record only says when to look for it. A lease that was handed over has no end there.
                     let expected = (*ends_ms).max(holder.since_ms.saturating_add(*ttl_ms));
                     *ends_ms = ended.unwrap_or(expected.min(longest).max(soon));
@@ -270,9 +270,11 @@ impl Found {
             }
         }
         // The record was deleted, and its holder may still run.
-        let unrecorded =
-            self.lives.iter().filter(|life| Some(&life.token) != asking && self.is_unrecorded(&life.token));
-        state.holders.extend(unrecorded.map(|life| unrecorded_holder(&life.token, now_ms)));
+        let unrecorded = self
+            .lease_keys
+            .iter()
+            .filter(|lease_key| Some(&lease_key.token) != asking && self.is_unrecorded(&lease_key.token));
+        state.holders.extend(unrecorded.map(|lease_key| unrecorded_holder(&lease_key.token, now_ms)));
         let in_force = |row: &Row| {
             let waiter = row.waiter.clone();
             WaiterState { ends_ms: now_ms.saturating_add(waiter.place_ms), ..waiter }
@@ -303,29 +305,29 @@ impl Found {
         self.stored.holders.iter().all(|holder| holder.token != *token)
     }
 
-    /// Returns the life of a holder, if it exists.
-    pub(super) fn life_of(&self, token: &Token) -> Option<&Life> {
-        self.lives.iter().find(|life| life.token == *token)
+    /// Returns the lease key of a holder, if it exists.
+    pub(super) fn lease_key_of(&self, token: &Token) -> Option<&LeaseKey> {
+        self.lease_keys.iter().find(|lease_key| lease_key.token == *token)
     }
 
-    /// Returns the lease of a holder, if its life exists.
+    /// Returns the lease of a holder, if its lease key exists.
     pub(super) fn lease_of(&self, token: &Token) -> Option<i64> {
-        self.life_of(token).map(|life| life.lease)
+        self.lease_key_of(token).map(|lease_key| lease_key.lease)
     }
 
-    /// Returns when a life ends at the latest, by the clock of the member that was asked now, if that is known.
-    pub(super) fn end_of(&self, life: &Life) -> Option<u64> {
-        let end = life.end.as_ref().filter(|end| end.member == self.member_and_term.0 && !end.member.is_empty());
+    /// Returns when a lease key ends at the latest, by the clock of the member that was asked now, if that is known.
+    pub(super) fn end_of(&self, lease_key: &LeaseKey) -> Option<u64> {
+        let end = lease_key.end.as_ref().filter(|end| end.member == self.member_and_term.0 && !end.member.is_empty());
         end.map(|end| end.ends_ms)
     }
 
     /// Returns the leases of the holders that are missing from the record, and whose lock is revoked in this state.
     pub(super) fn unrecorded_revoked(&self, after: &LockState) -> impl Iterator<Item = i64> {
-        let is_revoked = |life: &&Life| {
+        let is_revoked = |lease_key: &&LeaseKey| {
             let mut holders = after.holders.iter().filter(|holder| holder.revoked_by.is_some());
-            self.is_unrecorded(&life.token) && holders.any(|holder| holder.token == life.token)
+            self.is_unrecorded(&lease_key.token) && holders.any(|holder| holder.token == lease_key.token)
         };
-        self.lives.iter().filter(is_revoked).map(|life| life.lease)
+        self.lease_keys.iter().filter(is_revoked).map(|lease_key| lease_key.lease)
     }
 
     /// Returns what the rules need to know besides the state, at `now_ms`.
@@ -340,7 +342,7 @@ impl Found {
 
     /// Returns the leases of the holders, and of the waiters that were read.
     pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
-        self.lives.iter().map(|life| life.lease).chain(self.rows.iter().map(|row| row.lease))
+        self.lease_keys.iter().map(|lease_key| lease_key.lease).chain(self.rows.iter().map(|row| row.lease))
     }
 
     /// Returns the row of a waiter.
@@ -349,7 +351,7 @@ impl Found {
     }
 }
 
-/// Returns a holder of which only the life is known, neither for how long it lasts nor what it is for: a command may run under
+/// Returns a holder of which only the lease key is known, neither for how long it lasts nor what it is for: a command may run under
 /// the lock.
 fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     let lease = LeaseRecord { ends_ms: Some(now_ms.saturating_add(LOOK_AGAIN_MS)), ttl_ms: None };
@@ -362,9 +364,9 @@ fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     }
 }
 
-/// Returns a state as it is stored: without waiters, and without holders of which only the life was found `before`. The
+/// Returns a state as it is stored: without waiters, and without holders of which only the lease key was found `before`. The
 /// leases of the `renewed` holder and of changed ones end as the state says; the others as stored.
-pub(super) fn record_of(state: &LockState, before: &LockState, found: &Found, renewed: Option<&Token>) -> LockState {
+pub(super) fn record_of(state: &LockState, before: &LockState, found: &Snapshot, renewed: Option<&Token>) -> LockState {
     let mut record = LockState { waiters: Vec::new(), ..state.clone() };
     let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);
     record.holders.retain(|holder| !found.is_unrecorded(&holder.token) || !was_there(&holder.token));
