@@ -138,7 +138,7 @@ impl WaitingClaim<'_> {
                         Ok(Wakeup::Signal(signal)) => {
                             return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
                         }
-                        Err(failed) if failed.trouble == RetryClass::Permanent => return Err(failed),
+                        Err(failed) if failed.retry_class == RetryClass::Permanent => return Err(failed),
                         // The store answered before this failed sleep, too, so that is no reason to reset the pauses. But a connection
                         // that is cut from time to time must not keep the waiter away for longer each time.
                         Err(_) => {
@@ -150,12 +150,12 @@ impl WaitingClaim<'_> {
                 }
                 // Nothing to cancel: this request has left the queue, or has not joined it.
                 Ok(answer) => return Ok(answer),
-                Err(failed) if is_last => match (failed.trouble, self.held.take()) {
+                Err(failed) if is_last => match (failed.retry_class, self.held.take()) {
                     // The store was too busy to answer the last request.
                     (RetryClass::Busy, Some(held)) => return Ok(self.give_up(Acquired::Held(held), watcher)),
                     _ => return Err(failed),
                 },
-                Err(failed) if !self.tolerates(failed.trouble) => return Err(failed),
+                Err(failed) if !self.tolerates(failed.retry_class) => return Err(failed),
                 Err(_) => {}
             }
             if let Some(signal) = self.pause(backoff.next(), waiter, watcher)? {
@@ -178,10 +178,10 @@ impl WaitingClaim<'_> {
         terms.is_some_and(|terms| terms.leave_time_to_renew(sent_at, Moment::now()))
     }
 
-    /// Returns whether to try again after a request that failed with this trouble.
-    fn tolerates(&mut self, trouble: RetryClass) -> bool {
+    /// Returns whether to try again after a request that failed with this retry class.
+    fn tolerates(&mut self, retry_class: RetryClass) -> bool {
         let now = Moment::now();
-        match trouble {
+        match retry_class {
             RetryClass::Permanent => return false,
             RetryClass::Unavailable => {}
             // The server is overloaded, or hangs.

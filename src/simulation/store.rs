@@ -65,14 +65,14 @@ impl SimulatedStore {
             let answer = port.world().take_answer(self.end, number);
             match answer {
                 Some(Answer::Refused) => {
-                    let (error, trouble) = (anyhow!("nothing listens there"), RetryClass::Unavailable);
-                    return Err(RequestError { error, trouble, never_sent: !was_in_flight });
+                    let (error, retry_class) = (anyhow!("nothing listens there"), RetryClass::Unavailable);
+                    return Err(RequestError { error, retry_class, never_sent: !was_in_flight });
                 }
                 Some(answer) => return Ok(answer),
                 None if Moment::now() >= until => {
                     self.is_in_flight = true;
-                    let (error, trouble) = (anyhow!("no answer in time"), RetryClass::Unavailable);
-                    return Err(RequestError { error, trouble, never_sent: false });
+                    let (error, retry_class) = (anyhow!("no answer in time"), RetryClass::Unavailable);
+                    return Err(RequestError { error, retry_class, never_sent: false });
                 }
                 None => port.wait(Some(until)),
             }
@@ -101,8 +101,8 @@ impl Store for SimulatedStore {
                 Some(Letter::Woken { handed: Some((fence, slot)) }) => return Ok(Wakeup::HandedOver { fence, slot }),
                 Some(Letter::Woken { handed: None }) => return Ok(Wakeup::AskAgain),
                 Some(Letter::Reset) => {
-                    let (error, trouble) = (anyhow!("the connection was reset"), RetryClass::Unavailable);
-                    return Err(RequestError { error, trouble, never_sent: false });
+                    let (error, retry_class) = (anyhow!("the connection was reset"), RetryClass::Unavailable);
+                    return Err(RequestError { error, retry_class, never_sent: false });
                 }
                 Some(Letter::Answer { .. }) => continue,
                 None => {}

@@ -14,8 +14,8 @@ pub type StoreError = anyhow::Error;
 pub struct RequestError {
     /// What failed.
     pub error: StoreError,
-    /// The kind of trouble, which decides whether to try again.
-    pub trouble: RetryClass,
+    /// Whether, and how soon, to try again.
+    pub retry_class: RetryClass,
     /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to cancel.
     pub never_sent: bool,
 }
@@ -65,6 +65,6 @@ pub fn left_behind(claim: &Claim, is_clean: bool) -> Option<String> {
 /// A permanent error. The request may have left something in the store.
 impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
-        RequestError { error, trouble: RetryClass::Permanent, never_sent: false }
+        RequestError { error, retry_class: RetryClass::Permanent, never_sent: false }
     }
 }

@@ -49,7 +49,7 @@ pub enum Failure<R> {
     /// The fence of this lock, which is this number, cannot grow.
     FenceEnds(u64),
     /// The server has rejected the request.
-    Refused(R),
+    Rejected(R),
     /// What else the server does, as it follows the server's name.
     Other(RetryClass, String),
     /// No server was sent the request, for a reason that is a message by itself.
@@ -57,14 +57,14 @@ pub enum Failure<R> {
 }
 
 /// How one kind of server rejects a request.
-pub trait Refusal: Debug {
+pub trait Rejection: Debug {
     /// What rejects.
     type Server: Peer;
 
     /// Returns whether, and how soon, the same request may succeed.
-    fn trouble(&self) -> RetryClass;
+    fn retry_class(&self) -> RetryClass;
 
-    /// Returns whether the request may still be carried out.
+    /// Returns whether the request may be carried out although the server rejects it.
     fn leaves_outcome_open(&self) -> bool;
 
     /// Describes what this `server` rejects, and what to do about it.
@@ -79,9 +79,11 @@ pub trait Peer: Display {
     /// Returns the files for TLS with which it is reached; `None` if TLS is not used.
     fn tls_files(&self) -> Option<&TlsFiles>;
 
-    /// Returns what to write in the URL for a connection without TLS, and over TLS; `None` if it is reached in a way
-    /// that never uses TLS.
-    fn spellings(&self) -> Option<(&'static str, &'static str)>;
+    /// Returns what to write in the URL for a connection without TLS, and over TLS; `None` if it is reached in a way that
+    /// never uses TLS, or finds that out by itself.
+    fn spellings(&self) -> Option<(&'static str, &'static str)> {
+        None
+    }
 }
 
 /// Fails if a lock can get no further fence.
@@ -91,7 +93,7 @@ impl<R> From<FenceExhausted> for Failure<R> {
     }
 }
 
-impl<R: Refusal> Failure<R> {
+impl<R: Rejection> Failure<R> {
     /// Returns the failure of an attempt to reach the `server`.
     pub fn of_dial(error: &io::Error, server: &R::Server) -> Self {
         match (certificate_alert(error), error.raw_os_error().map(Errno::from_raw)) {
@@ -130,18 +132,28 @@ impl<R: Refusal> Failure<R> {
             | Failure::UnexpectedReply(_)
             | Failure::Demoted(_)
             | Failure::Other(..) => true,
-            Failure::Refused(refusal) => refusal.leaves_outcome_open(),
-            _ => false,
+            Failure::Rejected(rejection) => rejection.leaves_outcome_open(),
+            Failure::Unreachable(_)
+            | Failure::NoResources(_)
+            | Failure::NoWait(_)
+            | Failure::BadCertificate(_)
+            | Failure::Contended
+            | Failure::Deleted(_)
+            | Failure::Broken(_)
+            | Failure::RecordTooLong(_)
+            | Failure::ListingTooLong
+            | Failure::FenceEnds(_)
+            | Failure::Unsent(..) => false,
         }
     }
 
     /// Returns whether the same request may succeed a little later.
     pub fn is_transient(&self) -> bool {
-        self.trouble() != RetryClass::Permanent
+        self.retry_class() != RetryClass::Permanent
     }
 
-    /// Returns the kind of trouble, which decides whether to try again.
-    pub fn trouble(&self) -> RetryClass {
+    /// Returns whether, and how soon, to try again.
+    pub fn retry_class(&self) -> RetryClass {
         match self {
             Failure::Unreachable(_)
             | Failure::Closed
@@ -151,9 +163,16 @@ impl<R: Refusal> Failure<R> {
             | Failure::Deleted(_) => RetryClass::Unavailable,
             Failure::Slow => RetryClass::Slow,
             Failure::Contended => RetryClass::Busy,
-            Failure::Refused(refusal) => refusal.trouble(),
-            Failure::Other(trouble, _) | Failure::Unsent(trouble, _) => *trouble,
-            _ => RetryClass::Permanent,
+            Failure::Rejected(rejection) => rejection.retry_class(),
+            Failure::Other(retry_class, _) | Failure::Unsent(retry_class, _) => *retry_class,
+            Failure::NoResources(_)
+            | Failure::NoWait(_)
+            | Failure::BadCertificate(_)
+            | Failure::UnexpectedReply(_)
+            | Failure::Broken(_)
+            | Failure::RecordTooLong(_)
+            | Failure::ListingTooLong
+            | Failure::FenceEnds(_) => RetryClass::Permanent,
         }
     }
 
@@ -180,7 +199,7 @@ impl<R: Refusal> Failure<R> {
             }
             Failure::UnexpectedReply(what) => anyhow!("unexpected reply from {server}: {what}{}", R::Server::QUESTION),
             Failure::Demoted(why) => anyhow!("{server} may not be the primary any more: {why}"),
-            Failure::Contended => anyhow!("others have changed the lock in {server} all the time; try again"),
+            Failure::Contended => anyhow!("others kept changing the lock in {server}; try again"),
             Failure::Deleted(what) => {
                 anyhow!("its record in {server} was deleted each time that it was read; find what deletes {what}")
             }
@@ -196,7 +215,7 @@ impl<R: Refusal> Failure<R> {
             Failure::FenceEnds(last) => {
                 anyhow!("its fence in {server} is {last}, and cannot grow any more; use another key")
             }
-            Failure::Refused(refusal) => anyhow!(refusal.explain(server)),
+            Failure::Rejected(rejection) => anyhow!(rejection.explain(server)),
             Failure::Other(_, what) => anyhow!("{server} {}", escaped(what)),
             Failure::Unsent(_, why) => anyhow!("{why}"),
         }
@@ -277,14 +296,14 @@ mod tests {
         }
     }
 
-    /// A rejection of this kind of trouble.
+    /// A rejection of this retry class.
     #[derive(Debug)]
     struct Rejected(RetryClass);
 
-    impl Refusal for Rejected {
+    impl Rejection for Rejected {
         type Server = Db;
 
-        fn trouble(&self) -> RetryClass {
+        fn retry_class(&self) -> RetryClass {
             self.0
         }
 
@@ -307,13 +326,13 @@ mod tests {
 
     #[test]
     fn a_lack_of_resources_does_not_pass() {
-        for (errno, trouble) in [
+        for (errno, retry_class) in [
             (Errno::ECONNREFUSED, RetryClass::Unavailable),
             (Errno::EMFILE, RetryClass::Permanent),
             (Errno::ENOMEM, RetryClass::Permanent),
         ] {
             let failure = Failure::<Rejected>::of_dial(&errno.into(), &Db(None));
-            assert_eq!((failure.trouble(), failure.leaves_outcome_open()), (trouble, false), "{errno}");
+            assert_eq!((failure.retry_class(), failure.leaves_outcome_open()), (retry_class, false), "{errno}");
             assert!(in_words(&failure, &Db(None)).starts_with("cannot reach Db at h: "), "{errno}");
         }
     }
@@ -324,8 +343,8 @@ mod tests {
             assert!(Failure::<Rejected>::of_stream(&kind.into()).leaves_outcome_open(), "{kind}");
         }
         for class in [RetryClass::Busy, RetryClass::Permanent] {
-            let failure = Failure::Refused(Rejected(class));
-            assert_eq!((failure.trouble(), failure.leaves_outcome_open()), (class, class == RetryClass::Busy));
+            let failure = Failure::Rejected(Rejected(class));
+            assert_eq!((failure.retry_class(), failure.leaves_outcome_open()), (class, class == RetryClass::Busy));
         }
         assert!(!Failure::<Rejected>::Unsent(RetryClass::Unavailable, String::new()).leaves_outcome_open());
         assert!(!Failure::<Rejected>::BadCertificate(String::new()).leaves_outcome_open());

@@ -136,8 +136,8 @@ const HELD: Answer = Ok(Acquired::Held(Held {
 }));
 
 fn failed<T>(is_transient: bool, never_sent: bool) -> Result<T, RequestError> {
-    let trouble = if is_transient { RetryClass::Unavailable } else { RetryClass::Permanent };
-    Err(RequestError { error: anyhow!("the store fails"), trouble, never_sent })
+    let retry_class = if is_transient { RetryClass::Unavailable } else { RetryClass::Permanent };
+    Err(RequestError { error: anyhow!("the store fails"), retry_class, never_sent })
 }
 
 /// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the store.
@@ -259,7 +259,7 @@ fn an_outage_is_sat_out() {
 }
 
 fn busy() -> Answer {
-    Err(RequestError { error: anyhow!("the store is busy"), trouble: RetryClass::Busy, never_sent: true })
+    Err(RequestError { error: anyhow!("the store is busy"), retry_class: RetryClass::Busy, never_sent: true })
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_store_that_is_busy_is_waited_for() {
 }
 
 fn slow() -> Answer {
-    Err(RequestError { error: anyhow!("the store is slow"), trouble: RetryClass::Slow, never_sent: false })
+    Err(RequestError { error: anyhow!("the store is slow"), retry_class: RetryClass::Slow, never_sent: false })
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn list_all<R: Records>(
     store: &mut R,
     asked: Option<&Key>,
     listing: &mut Listing<KeyStatus>,
-) -> Result<(), Failure<R::Refusal>> {
+) -> Result<(), Failure<R::Rejection>> {
     let mut pages = store.pages(asked);
     let mut counter = Counter::new("reading locks", None);
     while let Some(page) = store.next_page(&mut pages)? {
@@ -64,7 +64,7 @@ fn prune_all<R: Records>(
     unused_for: Duration,
     really: bool,
     listing: &mut Listing<Key>,
-) -> Result<(), Failure<R::Refusal>> {
+) -> Result<(), Failure<R::Rejection>> {
     let mut pages = store.pages(asked);
     let mut counter = Counter::new("pruning locks", None);
     while let Some(page) = store.next_page(&mut pages)? {
@@ -80,7 +80,7 @@ fn prune_all<R: Records>(
                 Err(failure) if matches!(failure, Failure::Broken(_)) => {
                     listing.unreadable.push(explain_of(store, "read", &key, &failure));
                 }
-                Err(failure) if failure.trouble() == RetryClass::Busy => {
+                Err(failure) if failure.retry_class() == RetryClass::Busy => {
                     listing.unreadable.push(explain_of(store, "prune", &key, &failure));
                 }
                 Err(failure) => return Err(failure),
@@ -91,7 +91,7 @@ fn prune_all<R: Records>(
 }
 
 /// Removes the key if it has not been held for `unused_for`. Returns whether it was removed.
-fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Result<bool, Failure<R::Refusal>> {
+fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Result<bool, Failure<R::Rejection>> {
     store.once(Operation::OnLock(key), |state, view| {
         let is_prunable = R::is_prunable(state, unused_for, view);
         if is_prunable {
@@ -102,6 +102,6 @@ fn prune_key<R: Records>(store: &mut R, key: &Key, unused_for: Duration) -> Resu
 }
 
 /// Returns the error that one key of many cannot be read or pruned.
-fn explain_of<R: Records>(store: &R, verb: &str, key: &Key, failure: &Failure<R::Refusal>) -> StoreError {
+fn explain_of<R: Records>(store: &R, verb: &str, key: &Key, failure: &Failure<R::Rejection>) -> StoreError {
     store.explain(failure).context(format!("cannot {verb} the lock \"{}\"", escaped(key.as_str())))
 }

@@ -12,7 +12,7 @@ mod view;
 use std::thread;
 use std::time::Duration;
 
-use super::failure::{Failure, Refusal};
+use super::failure::{Failure, Rejection};
 use super::{Acquired, Claim, Grant, Held, KeyStatus, RequestError, Revoked, StoreError, Wakeup};
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
@@ -35,20 +35,20 @@ pub(super) trait Transactions: Send {
     /// An operation that is being carried out: what to read of the lock, and how long to go on.
     type Attempt<'a>;
     /// How the server rejects a request.
-    type Refusal: Refusal;
+    type Rejection: Rejection;
 
     /// Begins an operation, which must be carried out by the `deadline`.
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Self::Attempt<'a>;
 
     /// Reads the lock: what matters to the operation, as of one moment.
-    fn read(&mut self, attempt: &mut Self::Attempt<'_>) -> Result<Self::Snapshot, Failure<Self::Refusal>>;
+    fn read(&mut self, attempt: &mut Self::Attempt<'_>) -> Result<Self::Snapshot, Failure<Self::Rejection>>;
 
     /// Returns the state that was read, and what else the rules need to know.
     fn view(
         &mut self,
         attempt: &mut Self::Attempt<'_>,
         found: &Self::Snapshot,
-    ) -> Result<(LockState, View), Failure<Self::Refusal>>;
+    ) -> Result<(LockState, View), Failure<Self::Rejection>>;
 
     /// Commits a change to what was `found`. If others have changed the lock meanwhile, the rules need to know more of it, or another
     /// attempt may mend what has failed, returns what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
@@ -57,10 +57,10 @@ pub(super) trait Transactions: Send {
         attempt: &mut Self::Attempt<'_>,
         found: Self::Snapshot,
         transition: Transition,
-    ) -> Result<Commit<Self::Snapshot>, Failure<Self::Refusal>>;
+    ) -> Result<Commit<Self::Snapshot>, Failure<Self::Rejection>>;
 
     /// Tidies up after an operation that has failed.
-    fn abandon(&mut self, attempt: Self::Attempt<'_>, failure: &Failure<Self::Refusal>);
+    fn abandon(&mut self, attempt: Self::Attempt<'_>, failure: &Failure<Self::Rejection>);
 }
 
 /// A store that keeps the state of each lock in a record, and changes it in transactions. The engine makes a
@@ -82,7 +82,7 @@ pub(super) trait Records: Transactions {
 
     /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim waits; `None` if
     /// it has to ask for the lock.
-    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Refusal>> {
+    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Rejection>> {
         Ok(None)
     }
 
@@ -96,7 +96,7 @@ pub(super) trait Records: Transactions {
     fn note_answer(&mut self, _answer: &Acquired) {}
 
     /// Notes that a request failed that may have obtained something for a claim.
-    fn note_failure(&mut self, _failure: &Failure<Self::Refusal>) {}
+    fn note_failure(&mut self, _failure: &Failure<Self::Rejection>) {}
 
     /// Sleeps in the queue, as [`Store::await_turn`](super::Store::await_turn) says.
     fn sleep_in_queue(
@@ -105,7 +105,7 @@ pub(super) trait Records: Transactions {
         until: Option<Moment>,
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
-    ) -> Result<Wakeup, Failure<Self::Refusal>>;
+    ) -> Result<Wakeup, Failure<Self::Rejection>>;
 
     /// Renews a lease in another way after a renewal that has failed, if there is one. Returns whether that succeeded.
     fn renew_otherwise(
@@ -113,8 +113,8 @@ pub(super) trait Records: Transactions {
         _key: &Key,
         _token: &Token,
         _ttl: Option<Ttl>,
-        _failure: &Failure<Self::Refusal>,
-    ) -> Result<bool, Failure<Self::Refusal>> {
+        _failure: &Failure<Self::Rejection>,
+    ) -> Result<bool, Failure<Self::Rejection>> {
         Ok(false)
     }
 
@@ -134,7 +134,7 @@ pub(super) trait Records: Transactions {
     fn pages(&mut self, key: Option<&Key>) -> Self::Pages;
 
     /// Returns the next keys; `None`: there are no more.
-    fn next_page(&mut self, pages: &mut Self::Pages) -> Result<Option<Page<Self::Entry>>, Failure<Self::Refusal>>;
+    fn next_page(&mut self, pages: &mut Self::Pages) -> Result<Option<Page<Self::Entry>>, Failure<Self::Rejection>>;
 
     /// Returns the status of a key, if it has ever been held or waited for.
     fn status(
@@ -142,7 +142,7 @@ pub(super) trait Records: Transactions {
         pages: &mut Self::Pages,
         key: &Key,
         entry: &Self::Entry,
-    ) -> Result<Option<KeyStatus>, Failure<Self::Refusal>>;
+    ) -> Result<Option<KeyStatus>, Failure<Self::Rejection>>;
 
     /// Returns whether a key looks as if it could be pruned. If it is `really` pruned then, the transaction decides that, by
     /// [`Records::is_prunable`].
@@ -152,7 +152,7 @@ pub(super) trait Records: Transactions {
         entry: &Self::Entry,
         unused_for: Duration,
         really: bool,
-    ) -> Result<bool, Failure<Self::Refusal>>;
+    ) -> Result<bool, Failure<Self::Rejection>>;
 
     /// Returns whether a key in this state can be pruned.
     fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
@@ -160,10 +160,10 @@ pub(super) trait Records: Transactions {
     }
 
     /// Returns the server, or the servers, for messages.
-    fn server(&self) -> &<Self::Refusal as Refusal>::Server;
+    fn server(&self) -> &<Self::Rejection as Rejection>::Server;
 
     /// Describes a failure: what failed, on what, and what to do about it.
-    fn explain(&self, failure: &Failure<Self::Refusal>) -> StoreError {
+    fn explain(&self, failure: &Failure<Self::Rejection>) -> StoreError {
         failure.explain(self.server())
     }
 
@@ -175,7 +175,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         deadline: Moment,
         rules: &mut Rules<'_, T>,
-    ) -> Result<T, Failure<Self::Refusal>>
+    ) -> Result<T, Failure<Self::Rejection>>
     where
         Self: Sized,
     {
@@ -188,7 +188,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         deadline: Moment,
         rules: &mut Rules<'_, T>,
-    ) -> Result<(T, Option<Place>), Failure<Self::Refusal>>
+    ) -> Result<(T, Option<Place>), Failure<Self::Rejection>>
     where
         Self: Sized,
     {
@@ -208,7 +208,7 @@ pub(super) trait Records: Transactions {
         &mut self,
         operation: Operation<'_>,
         mut rules: impl FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted>,
-    ) -> Result<T, Failure<Self::Refusal>>
+    ) -> Result<T, Failure<Self::Rejection>>
     where
         Self: Sized,
     {
@@ -225,7 +225,7 @@ pub(super) trait Records: Transactions {
         operation: Operation<'_>,
         timeout: Duration,
         mut rules: impl FnMut(&mut LockState, &View) -> Applied<T>,
-    ) -> Result<T, Failure<Self::Refusal>>
+    ) -> Result<T, Failure<Self::Rejection>>
     where
         Self: Sized,
     {
@@ -251,9 +251,9 @@ pub(super) trait Records: Transactions {
     }
 
     /// Returns the failure of a request that may have obtained something for a claim.
-    fn failed(&mut self, failure: &Failure<Self::Refusal>) -> RequestError {
+    fn failed(&mut self, failure: &Failure<Self::Rejection>) -> RequestError {
         let never_sent = !*self.may_be_done() && !self.is_waiting();
-        RequestError { error: self.explain(failure), trouble: failure.trouble(), never_sent }
+        RequestError { error: self.explain(failure), retry_class: failure.retry_class(), never_sent }
     }
 }
 
@@ -301,7 +301,7 @@ fn carry_out<R: Records, T>(
     operation: Operation<'_>,
     deadline: Moment,
     rules: &mut Rules<'_, T>,
-) -> Result<(T, Option<Place>, bool), Failure<R::Refusal>> {
+) -> Result<(T, Option<Place>, bool), Failure<R::Rejection>> {
     let mut attempt = store.begin(operation, deadline);
     let carried_out = attempt_until_done(store, &mut attempt, rules);
     if let Err(failure) = &carried_out {
@@ -314,7 +314,7 @@ fn attempt_until_done<R: Records, T>(
     store: &mut R,
     attempt: &mut R::Attempt<'_>,
     rules: &mut Rules<'_, T>,
-) -> Result<(T, Option<Place>, bool), Failure<R::Refusal>> {
+) -> Result<(T, Option<Place>, bool), Failure<R::Rejection>> {
     let mut found = store.read(attempt)?;
     loop {
         let (before, view) = store.view(attempt, &found)?;

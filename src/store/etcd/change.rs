@@ -132,7 +132,7 @@ impl<'a> ChangeDraft<'a> {
     /// Gives new leases to holders, except those to which the lock is handed, and takes them from those that no longer hold the lock.
     fn change_lives(&self, change: &mut Change, leases: &mut NewLeases) {
         for holder in self.transition.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
-            self.change_life(change, holder, leases);
+            self.change_lease_key(change, holder, leases);
         }
         for lease_key in &self.found.lease_keys {
             let holder = self.transition.before.holders.iter().find(|holder| holder.token == lease_key.token);
@@ -161,7 +161,7 @@ impl<'a> ChangeDraft<'a> {
     }
 
     /// Gives a holder a new lease if it begins one now.
-    fn change_life(&self, change: &mut Change, holder: &HolderState, leases: &mut NewLeases) {
+    fn change_lease_key(&self, change: &mut Change, holder: &HolderState, leases: &mut NewLeases) {
         let Some(lease) = &holder.lease else { return };
         let key = self.scope.names.lease_key(&holder.token);
         let before = self.transition.before.holders.iter().find(|it| it.token == holder.token);

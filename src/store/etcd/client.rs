@@ -144,14 +144,14 @@ impl Client {
         let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable(_)));
         if all_unreachable && failures.len() > 1 {
             let why = |(at, failure): &(usize, Failure)| match failure {
-                Failure::Unreachable(why) => format!("{}: {why}", self.cluster.members[*at]),
-                _ => String::new(),
+                Failure::Unreachable(why) => (self.cluster.members[*at].to_string(), why.clone()),
+                _ => unreachable!("all are"),
             };
-            return Failure::Unreachable(failures.iter().map(why).collect::<Vec<_>>().join("; "));
+            return Failure::Unreachable(in_one_line(failures.iter().map(why)));
         }
         let rank = |failure: &Failure| match failure {
-            Failure::Refused(rejection) if !rejection.is_of_proxy() => 3,
-            Failure::UnexpectedReply(_) | Failure::Refused(_) => 2,
+            Failure::Rejected(rejection) if !rejection.is_of_proxy() => 3,
+            Failure::UnexpectedReply(_) | Failure::Rejected(_) => 2,
             Failure::Closed | Failure::Silent => 1,
             _ => 0,
         };
@@ -268,7 +268,7 @@ fn converse(
 }
 
 fn has_no_token(response: &Response) -> bool {
-    matches!(Failure::of_response(response), Some(Failure::Refused(refusal)) if refusal.is_unknown_token())
+    matches!(Failure::of_response(response), Some(Failure::Rejected(rejection)) if rejection.is_unknown_token())
 }
 
 /// How exact the time of a member is, in milliseconds: an answer's date is in whole seconds.
@@ -287,11 +287,31 @@ fn member_ms(our_ms: u64, date: u64) -> u64 {
     our_ms.clamp(least, least.saturating_add(DATE_DOUBT_MS))
 }
 
+/// Returns why each of these members cannot be reached. What to do about it, after a semicolon, is said once if it is the same for
+/// all.
+fn in_one_line(members: impl Iterator<Item = (String, String)>) -> String {
+    let (mut reasons, mut advice) = (Vec::new(), Vec::new());
+    for (member, why) in members {
+        let (reason, what_to_do) =
+            why.split_once("; ").map_or((why.as_str(), None), |(why, advice)| (why, Some(advice)));
+        reasons.push(format!("{member}: {reason}"));
+        advice.extend(what_to_do.map(str::to_owned).filter(|what_to_do| !advice.contains(what_to_do)));
+    }
+    reasons.into_iter().chain(advice).collect::<Vec<_>>().join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::net::scripted;
     use crate::store::etcd::url::parse;
+
+    #[test]
+    fn the_same_advice_is_said_once() {
+        let why = |member: &str, why: &str| (member.to_owned(), why.to_owned());
+        let all = [why("a", "no TLS; write etcd://"), why("b", "refused"), why("c", "no TLS; write etcd://")];
+        assert_eq!(in_one_line(all.into_iter()), "a: no TLS; b: refused; c: no TLS; write etcd://");
+    }
 
     #[test]
     fn each_member_gets_a_share_of_the_time() {

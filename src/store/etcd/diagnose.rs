@@ -190,12 +190,18 @@ const COMPARISONS: u32 = 3;
 
 /// Compares the data of the members that have answered, if they are several.
 fn compare_data(answered: &mut [Answered], timeout: Duration) -> Option<Diagnostic> {
-    let revision = answered.iter().map(|member| member.status.header.revision).min().filter(|_| answered.len() > 1)?;
-    let mut different = None;
+    if answered.len() < 2 {
+        return None;
+    }
+    let (mut revision, mut different) = (0, None);
     for attempt in 0..COMPARISONS {
         if attempt > 0 {
             thread::sleep(Duration::from_millis(200));
         }
+        // Meanwhile, the revision of before may have been compacted.
+        let status =
+            |Answered { client, .. }: &mut Answered| ask::<Status>(client, &api::member_status(), timeout).ok();
+        revision = answered.iter_mut().filter_map(status).map(|status| status.header.revision).min().unwrap_or(0);
         let hash = |Answered { name, client, .. }: &mut Answered| {
             let hash = ask::<Hash>(client, &api::hash(revision), timeout);
             hash.map(|hash| (name.clone(), hash)).map_err(|failure| failure.explain(&client.cluster).to_string())

@@ -5,9 +5,12 @@ use super::http::Response;
 use super::url::Cluster;
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::store::RetryClass;
-use crate::store::failure::{self, Peer, Refusal};
+use crate::store::failure::{self, Peer, Rejection};
 use crate::text::escape::escaped;
 use crate::text::shell;
+
+/// The beginning of the words with which a member rejects a certificate that has a common name.
+const COMMON_NAME: &str = "CommonName ";
 
 /// Why a request failed.
 pub(in crate::store) type Failure = failure::Failure<ServerError>;
@@ -47,10 +50,10 @@ impl Peer for Cluster {
     }
 }
 
-impl Refusal for ServerError {
+impl Rejection for ServerError {
     type Server = Cluster;
 
-    fn trouble(&self) -> RetryClass {
+    fn retry_class(&self) -> RetryClass {
         match self.status {
             // Request Timeout, and errors of a server.
             Some(408 | 500..) => RetryClass::Unavailable,
@@ -115,7 +118,7 @@ impl ServerError {
     /// Returns whether the member rejects our certificate because it has a common name, which could be taken for a
     /// user's.
     fn is_of_common_name(&self) -> bool {
-        self.status == Some(400) && self.message.starts_with("CommonName ")
+        self.status == Some(400) && self.message.starts_with(COMMON_NAME)
     }
 
     /// Returns whether the token of our log-in is no longer known.
@@ -167,10 +170,12 @@ impl Failure {
             return None;
         }
         let refused = api::read::<Refused>(&response.body).ok().and_then(Refused::code_and_message);
-        let other = || (0, String::from_utf8_lossy(&response.body).into_owned());
+        // What a proxy says is not needed, and could be long.
+        let is_of_common_name = response.body.starts_with(COMMON_NAME.as_bytes());
+        let other = || (0, if is_of_common_name { COMMON_NAME.to_owned() } else { String::new() });
         let status = refused.is_none().then_some(response.status);
         let (code, message) = refused.unwrap_or_else(other);
-        Some(Failure::Refused(ServerError { code, message, status }))
+        Some(Failure::Rejected(ServerError { code, message, status }))
     }
 
     /// Returns the failure of a lock of which the value under an etcd `key` cannot be read.
@@ -187,7 +192,7 @@ impl Failure {
             | Failure::HungUp
             | Failure::Silent
             | Failure::UnexpectedReply(_) => true,
-            Failure::Refused(rejection) => rejection.is_of_member(),
+            Failure::Rejected(rejection) => rejection.is_of_member(),
             _ => false,
         }
     }
@@ -197,14 +202,14 @@ impl Failure {
     pub(super) fn is_of_election(&self) -> bool {
         match self {
             Failure::Silent => true,
-            Failure::Refused(rejection) => rejection.is_passing() && rejection.code != RESOURCE_EXHAUSTED,
+            Failure::Rejected(rejection) => rejection.is_passing() && rejection.code != RESOURCE_EXHAUSTED,
             _ => false,
         }
     }
 
     /// Returns whether the database is full.
     pub(super) fn is_no_space(&self) -> bool {
-        matches!(self, Failure::Refused(rejection) if rejection.is_no_space())
+        matches!(self, Failure::Rejected(rejection) if rejection.is_no_space())
     }
 }
 
@@ -233,11 +238,11 @@ mod tests {
             format!(r#"{{"error":{{"code":14,{message},"details":[]}}}}"#),
             format!(r#"{{"code":14,{message},"details":[]}}"#),
         ] {
-            let Failure::Refused(rejection) = failure(503, &body) else { panic!("{body}") };
+            let Failure::Rejected(rejection) = failure(503, &body) else { panic!("{body}") };
             assert_eq!((rejection.code, rejection.message.as_str()), (14, "etcdserver: no leader"), "{body}");
         }
         for body in ["{}", "[]", "no JSON", r#"{"error":{}}"#, r#"{"error":7,"code":14}"#] {
-            assert!(matches!(failure(503, body), Failure::Refused(rejection) if rejection.is_of_proxy()), "{body}");
+            assert!(matches!(failure(503, body), Failure::Rejected(rejection) if rejection.is_of_proxy()), "{body}");
         }
     }
 
@@ -246,8 +251,8 @@ mod tests {
         use RetryClass::{Busy, Permanent, Unavailable};
         let all =
             [(408, Unavailable), (429, Busy), (502, Unavailable), (400, Permanent), (403, Permanent), (404, Permanent)];
-        for (status, trouble) in all {
-            assert_eq!(failure(status, "<html>").trouble(), trouble, "{status}");
+        for (status, retry_class) in all {
+            assert_eq!(failure(status, "<html>").retry_class(), retry_class, "{status}");
         }
     }
 

@@ -148,7 +148,7 @@ impl Records for EtcdStore {
         waiter: &mut Waiter<'_>,
         observer: &mut dyn WaitObserver,
     ) -> Result<Wakeup, Failure> {
-        self.await_life(claim, until, waiter, observer)
+        self.await_hand_off(claim, until, waiter, observer)
     }
 
     /// If the database is full, nothing new can be written, but a lease can be kept alive.

@@ -35,7 +35,7 @@ pub(in crate::store) struct Attempt<'a> {
 impl Transactions for EtcdStore {
     type Snapshot = Snapshot;
     type Attempt<'a> = Attempt<'a>;
-    type Refusal = ServerError;
+    type Rejection = ServerError;
 
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         self.client.begin();
@@ -116,7 +116,7 @@ impl Transactions for EtcdStore {
             // The next operation of a holder needs no other read.
             let read_after = keeps.map(|_| attempt.scope.of_holder());
             let transacted = match self.commit_change(&change, attempt, read_after.as_ref()) {
-                Err(Failure::Refused(refusal)) if refusal.lease_is_missing() && uses_old => {
+                Err(Failure::Rejected(rejection)) if rejection.lease_is_missing() && uses_old => {
                     // A lease that an earlier attempt has created was not used in time.
                     attempt.leases = NewLeases::default();
                     return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
@@ -213,7 +213,7 @@ impl EtcdStore {
         for (grant, (lease, _)) in responses.iter().zip(&new) {
             match Failure::of_response(grant) {
                 // An earlier attempt has created it.
-                Some(Failure::Refused(refusal)) if refusal.lease_exists() => attempt.leases.note(*lease),
+                Some(Failure::Rejected(rejection)) if rejection.lease_exists() => attempt.leases.note(*lease),
                 Some(failure) => first_failure = first_failure.or(Some(failure)),
                 None => attempt.leases.note(*lease),
             }

@@ -53,7 +53,7 @@ impl EtcdStore {
         let [kept, read] = &responses[..] else { return Err(Failure::Closed) };
         let found = scope.read(transacted(read)?)?;
         let kept = match Failure::of_response(kept) {
-            Some(Failure::Refused(refusal)) if refusal.lease_is_missing() => api::Lease::default(),
+            Some(Failure::Rejected(rejection)) if rejection.lease_is_missing() => api::Lease::default(),
             Some(failure) => return Err(failure),
             None => api::read::<LeaseMessage>(&kept.body)?.result,
         };

@@ -49,6 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     url.check_one_login()?;
     let login = match url.login()? {
         None => None,
+        Some((user, password)) if user.is_empty() && password.as_ref().is_none_or(String::is_empty) => None,
         Some((_, None)) => return Err("has a user without a password; write USER:PASSWORD@".into()),
         Some((user, Some(password))) if user.is_empty() || password.is_empty() => {
             return Err("has an empty user or password".into());
@@ -64,7 +65,7 @@ pub(super) fn parse(text: &str) -> Result<Cluster, String> {
     refuse_if(
         lies_inside_another(&prefix),
         "has a prefix that lies among the keys of another one; choose one without a part that is named \
-         state, lease_key or queue",
+         state, lease or queue",
     )?;
     url.parameters.none_left(Some("etcds://"))?;
     Ok(Cluster { members: url.servers(PORT, tls.as_ref())?, login, prefix })
@@ -99,6 +100,9 @@ mod tests {
         let plain = cluster("etcd://web");
         assert_eq!(plain.members, [Endpoint::Tcp { host: "web".into(), port: 2379, tls: None }]);
         assert_eq!((plain.prefix.as_str(), plain.login), ("lockrun", None));
+        for url in ["etcd://@web", "etcd://:@web"] {
+            assert_eq!(cluster(url).login, None, "{url}");
+        }
         let full = cluster("etcds://u%40x:p%3Aw@a:1,[::1]:2,b/?prefix=x/y&ca=/ca&cert=/c&key=/k");
         let tls = TlsFiles { ca: Some("/ca".into()), identity: Some(("/c".into(), "/k".into())) };
         let member = |host: &str, port| Endpoint::Tcp { host: host.into(), port, tls: Some(tls.clone()) };

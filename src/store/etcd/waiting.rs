@@ -22,7 +22,7 @@ pub(super) struct Watch {
 
 impl EtcdStore {
     /// Sleeps until the lock is handed to the claim, until something else is a reason to ask again, or until `until`.
-    pub(super) fn await_life(
+    pub(super) fn await_hand_off(
         &mut self,
         claim: &Claim,
         until: Option<Moment>,
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_says_what_its_holder_must_know() {
+    fn a_lease_key_says_what_its_holder_must_know() {
         let said = r#"{"fence": 9, "slot": 3}"#;
         let read = |changes: &[(&str, &str)]| read_wakeup(heard(changes).as_bytes(), "l/k/t");
         let handed_over = Some(Wakeup::HandedOver { fence: 9, slot: 3 });

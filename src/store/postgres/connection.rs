@@ -114,7 +114,7 @@ impl Connection {
     }
 
     /// Sends the batch at once and returns the answers to its statements in order, without that of a transaction's beginning. Fails with the
-    /// first refusal, after which the transaction can only be rolled back. After any other failure the connection is broken.
+    /// first error, after which the transaction can only be rolled back. After any other failure the connection is broken.
     pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
             self.roll_back(deadline)?;
@@ -139,9 +139,9 @@ impl Connection {
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);
         self.is_known_standby |= answers.as_ref().is_err_and(Failure::is_of_standby);
         match answers {
-            Err(Failure::Refused(refusal)) if refusal.is_of_missing_statement() && !self.prepared.is_empty() => {
+            Err(Failure::Rejected(rejection)) if rejection.is_of_missing_statement() && !self.prepared.is_empty() => {
                 self.prepared.forget();
-                Err(Failure::Refused(refusal.of_lost_statement()))
+                Err(Failure::Rejected(rejection.of_lost_statement()))
             }
             answers => answers,
         }
@@ -153,12 +153,12 @@ impl Connection {
         self.send(&messages, deadline)?;
         self.listing_left = batch.listing_left;
         let mut answers = Vec::with_capacity(batch.len());
-        let mut refusal: Option<ServerError> = None;
+        let mut rejection: Option<ServerError> = None;
         for at in 0..batch.len() {
-            match self.answer().map_err(|failure| failure.after(refusal.as_ref()))? {
+            match self.answer().map_err(|failure| failure.after(rejection.as_ref()))? {
                 Ok(answer) => answers.push(answer),
-                Err(refused) if at == 0 && batch.writes => refusal = refusal.or(Some(refused.of_begin())),
-                Err(refused) => refusal = refusal.or(Some(refused)),
+                Err(refused) if at == 0 && batch.writes => rejection = rejection.or(Some(refused.of_begin())),
+                Err(refused) => rejection = rejection.or(Some(refused)),
             }
         }
         if let Some(preparation) = &batch.preparation {
@@ -170,8 +170,8 @@ impl Connection {
                 Err(_) => self.is_broken = true,
             }
         }
-        match refusal {
-            Some(refusal) => Err(Failure::Refused(refusal)),
+        match rejection {
+            Some(rejection) => Err(Failure::Rejected(rejection)),
             None => Ok(answers.split_off(usize::from(batch.begins))),
         }
     }
@@ -196,11 +196,11 @@ impl Connection {
                     }
                 }
                 Message::ErrorResponse(body) => {
-                    let refusal = ServerError::read(body.fields()).in_session();
-                    if refusal.is_fatal() {
-                        return Err(Failure::Refused(refusal));
+                    let rejection = ServerError::read(body.fields()).in_session();
+                    if rejection.is_fatal() {
+                        return Err(Failure::Rejected(rejection));
                     }
-                    answer = Err(refusal);
+                    answer = Err(rejection);
                 }
                 Message::ReadyForQuery(body) => {
                     self.transaction = match body.status() {
@@ -323,7 +323,7 @@ impl Connection {
                 match message {
                     Message::NotificationResponse(body) => self.keep(&body),
                     Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
-                    Message::ErrorResponse(body) => return Err(Failure::Refused(ServerError::read(body.fields()))),
+                    Message::ErrorResponse(body) => return Err(Failure::Rejected(ServerError::read(body.fields()))),
                     _ => return Err(Failure::UnexpectedReply("an answer to nothing")),
                 }
             }

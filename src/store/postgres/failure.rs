@@ -3,9 +3,9 @@
 use super::schema::Tables;
 use super::server_error::ServerError;
 use super::url::Server;
-use crate::net::endpoint::{Endpoint, TlsFiles};
+use crate::net::endpoint::TlsFiles;
 use crate::store::RetryClass;
-use crate::store::failure::{self, Peer, Refusal};
+use crate::store::failure::{self, Peer, Rejection};
 
 /// Why a request failed.
 pub(in crate::store) type Failure = failure::Failure<ServerError>;
@@ -17,17 +17,12 @@ impl Peer for Server {
     fn tls_files(&self) -> Option<&TlsFiles> {
         Some(&self.tls)
     }
-
-    fn spellings(&self) -> Option<(&'static str, &'static str)> {
-        let is_tcp = |host: &Endpoint| matches!(host, Endpoint::Tcp { .. });
-        self.hosts.iter().any(is_tcp).then_some(("sslmode=disable", "sslmode=require"))
-    }
 }
 
-impl Refusal for ServerError {
+impl Rejection for ServerError {
     type Server = Server;
 
-    fn trouble(&self) -> RetryClass {
+    fn retry_class(&self) -> RetryClass {
         if self.is_busy() || self.is_of_used_up_connections() {
             RetryClass::Busy
         } else if self.is_transient() {
@@ -83,65 +78,65 @@ impl Failure {
         ))
     }
 
-    /// Returns the failure of creating the tables while another transaction prevents it, as this `refusal` says.
-    pub(super) fn creation_blocked(refusal: &ServerError, schema: &str) -> Self {
+    /// Returns the failure of creating the tables while another transaction prevents it, as this `rejection` says.
+    pub(super) fn creation_blocked(rejection: &ServerError, schema: &str) -> Self {
         let what = format!(
-            "could not create the tables for locks in the schema {schema:?}: {refusal}; another transaction has \
+            "could not create the tables for locks in the schema {schema:?}: {rejection}; another transaction has \
              created something of the same name and does not end. Find it with SELECT * FROM pg_stat_activity WHERE \
              state = 'idle in transaction', and end it"
         );
         Failure::Other(RetryClass::Busy, what)
     }
 
-    /// Returns the failure of a connection on which a `refusal` came before: if the connection was then closed, the refusal says why. A
-    /// server marks such a refusal as fatal, a pooler does not always.
-    pub(super) fn after(self, refusal: Option<&ServerError>) -> Self {
-        match (self, refusal) {
-            (Failure::Closed, Some(refusal)) => Failure::Refused(refusal.clone().with_the_connection()),
+    /// Returns the failure of a connection on which a `rejection` came before: if the connection was then closed, that says why. A
+    /// server marks such an error as fatal, a pooler does not always.
+    pub(super) fn after(self, rejection: Option<&ServerError>) -> Self {
+        match (self, rejection) {
+            (Failure::Closed, Some(rejection)) => Failure::Rejected(rejection.clone().with_the_connection()),
             (failure, _) => failure,
         }
     }
 
     /// Returns the server's error message, if it has rejected the request with one.
-    fn refusal(&self) -> Option<&ServerError> {
-        if let Failure::Refused(refusal) = self { Some(refusal) } else { None }
+    fn rejection(&self) -> Option<&ServerError> {
+        if let Failure::Rejected(rejection) = self { Some(rejection) } else { None }
     }
 
     /// Returns whether a standby was asked to write.
     pub(super) fn is_of_standby(&self) -> bool {
-        self.refusal().is_some_and(|refusal| refusal.is_of_standby)
+        self.rejection().is_some_and(|rejection| rejection.is_of_standby)
     }
 
     /// Returns whether the session no longer has a statement that it prepared, and has carried out nothing after it.
     /// From now on each is sent as a whole.
     pub(super) fn is_of_lost_statement(&self) -> bool {
-        self.refusal().is_some_and(|refusal| refusal.is_of_lost_statement)
+        self.rejection().is_some_and(|rejection| rejection.is_of_lost_statement)
     }
 
     /// Returns whether no connection was left. One that is released makes room.
     pub(super) fn is_of_used_up_connections(&self) -> bool {
         // Of several hosts, some may have none left, and the others be no better.
         matches!(self, Failure::Unsent(RetryClass::Busy, _))
-            || self.refusal().is_some_and(ServerError::is_of_used_up_connections)
+            || self.rejection().is_some_and(ServerError::is_of_used_up_connections)
     }
 
     /// Returns whether a waiter has prolonged its place since it was read.
     pub(super) fn is_of_changed_place(&self) -> bool {
-        self.refusal().is_some_and(ServerError::is_of_changed_place)
+        self.rejection().is_some_and(ServerError::is_of_changed_place)
     }
 
     /// Returns whether an administrator, or the server itself, ended the session.
     pub(super) fn is_of_ended_session(&self) -> bool {
-        self.refusal().is_some_and(ServerError::is_of_ended_session)
+        self.rejection().is_some_and(ServerError::is_of_ended_session)
     }
 
     /// Returns whether the connection is closed, for whatever reason.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(self, Failure::Closed) || self.refusal().is_some_and(ServerError::is_fatal)
+        matches!(self, Failure::Closed) || self.rejection().is_some_and(ServerError::is_fatal)
     }
 
     /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction is open.
     pub(super) fn is_out_of_step(&self) -> bool {
-        self.refusal().is_none_or(ServerError::is_fatal)
+        self.rejection().is_none_or(ServerError::is_fatal)
     }
 }

@@ -98,7 +98,7 @@ impl PostgresStore {
     fn page(&mut self, condition: &str, key: &str, left: usize) -> Result<Vec<Stored>, Failure> {
         let deadline = Moment::now() + self.timeout;
         match self.try_page(condition, key, left, deadline) {
-            Err(Failure::Refused(refusal)) if refusal.lacks_tables() => {
+            Err(Failure::Rejected(rejection)) if rejection.lacks_tables() => {
                 // A first user may have created them meanwhile.
                 if self.has_locks(deadline)? { self.try_page(condition, key, left, deadline) } else { Ok(Vec::new()) }
             }

@@ -68,9 +68,9 @@ pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Resu
         failure.explain(&Server { hosts: vec![Endpoint::clone(endpoint)], ..server.clone() }).to_string()
     };
     let why: Vec<String> = failures.iter().map(explain).collect();
-    let troubles = failures.iter().map(|(_, failure)| failure.trouble());
-    let trouble = troubles.max().unwrap_or(RetryClass::Unavailable);
-    Err(Failure::Unsent(trouble, why.join("; ")))
+    let retry_class = failures.iter().map(|(_, failure)| failure.retry_class());
+    let retry_class = retry_class.max().unwrap_or(RetryClass::Unavailable);
+    Err(Failure::Unsent(retry_class, why.join("; ")))
 }
 
 /// An attempt to connect to one host.
@@ -284,10 +284,10 @@ impl Login<'_> {
     }
 
     /// Returns the failure for an error message that the server sent instead of a welcome.
-    fn rejected(&self, connection: &Connection, refusal: ServerError) -> Failure {
+    fn rejected(&self, connection: &Connection, rejection: ServerError) -> Failure {
         let Server { encryption, tls, .. } = self.server;
         let check = "; check the user and the password, and the server's pg_hba.conf";
-        let advice = match refusal.code.as_str() {
+        let advice = match rejection.code.as_str() {
             // invalid_password
             "28P01" => check.to_owned(),
             // invalid_authorization_specification: pg_hba.conf admits no such connection, or wants another proof.
@@ -301,15 +301,15 @@ impl Login<'_> {
                     .map(|(is_so, text)| if is_so { text } else { "" });
                 format!("{check}{}", more.concat())
             }
-            _ => return self.excluded(refusal),
+            _ => return self.excluded(rejection),
         };
-        Failure::lasting(format!("refused the login: {}{advice}", refusal.message))
+        Failure::lasting(format!("refused the login: {}{advice}", rejection.message))
     }
 
     /// Returns the failure for an error message that the server sent after its welcome: pg_hba.conf has admitted us.
-    fn excluded(&self, refusal: ServerError) -> Failure {
+    fn excluded(&self, rejection: ServerError) -> Failure {
         let Server { user, database, .. } = self.server;
-        let advice = match refusal.code.as_str() {
+        let advice = match rejection.code.as_str() {
             // invalid_authorization_specification: there is no such role, or it may not log in.
             "28000" => "; name a role that may log in as the user in the store's URL".to_owned(),
             // insufficient_privilege
@@ -319,9 +319,9 @@ impl Login<'_> {
             }
             // invalid_catalog_name
             "3D000" => "; name a database that exists in the store's URL".to_owned(),
-            _ => return Failure::Refused(refusal),
+            _ => return Failure::Rejected(rejection),
         };
-        Failure::lasting(format!("refused the login: {}{advice}", refusal.message))
+        Failure::lasting(format!("refused the login: {}{advice}", rejection.message))
     }
 
     /// Returns the failure of a TLS handshake.

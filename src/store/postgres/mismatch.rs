@@ -42,7 +42,7 @@ impl PostgresStore {
     /// Returns the mismatch behind a `failure` if the statement does not fit the tables, else the failure itself.
     pub(super) fn find_mismatch(&mut self, failure: Failure, deadline: Moment) -> Failure {
         match &failure {
-            Failure::Refused(refusal) if refusal.may_be_mismatch() => match self.mismatch(deadline) {
+            Failure::Rejected(rejection) if rejection.may_be_mismatch() => match self.mismatch(deadline) {
                 Ok(None) => failure,
                 Ok(Some(found)) | Err(found) => found,
             },
@@ -87,7 +87,7 @@ impl PostgresStore {
         let statement = format!("SELECT max(version) FROM {}", self.tables.version);
         match self.rows(&statement, &[], deadline) {
             Ok(rows) => Ok(rows.into_iter().flatten().flatten().next()),
-            Err(Failure::Refused(refusal)) if !refusal.is_fatal() && !refusal.is_transient() => Ok(None),
+            Err(Failure::Rejected(rejection)) if !rejection.is_fatal() && !rejection.is_transient() => Ok(None),
             Err(failure) => Err(failure),
         }
     }

@@ -108,8 +108,9 @@ impl Records for PostgresStore {
                 self.may_be_done = true;
                 let failed = self.failed(&failure);
                 // The store has answered once, so a waiter tries again.
-                let trouble = if failed.trouble == RetryClass::Unavailable { RetryClass::Slow } else { failed.trouble };
-                Err(RequestError { trouble, ..failed })
+                let retry_class =
+                    if failed.retry_class == RetryClass::Unavailable { RetryClass::Slow } else { failed.retry_class };
+                Err(RequestError { retry_class, ..failed })
             }
         }
     }

@@ -123,10 +123,10 @@ impl<'a> Attempt<'a> {
     fn after_commit(&mut self, failure: Failure) -> Result<(), Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
-            Failure::Refused(refusal) if self.notices == Notices::Sent && refusal.is_of_full_queue() => {
+            Failure::Rejected(rejection) if self.notices == Notices::Sent && rejection.is_of_full_queue() => {
                 self.notices = Notices::NotSent;
             }
-            Failure::Refused(refusal) if refusal.is_worth_repeating() || refusal.is_of_lost_statement => {}
+            Failure::Rejected(rejection) if rejection.is_worth_repeating() || rejection.is_of_lost_statement => {}
             failure if failure.is_of_changed_place() => {
                 self.hand_offs_max = self.hand_offs_max.div_ceil(4);
             }
@@ -145,7 +145,7 @@ impl<'a> Attempt<'a> {
 impl Transactions for PostgresStore {
     type Snapshot = Snapshot;
     type Attempt<'a> = Attempt<'a>;
-    type Refusal = ServerError;
+    type Rejection = ServerError;
 
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         Attempt::first(operation, deadline, self)
@@ -237,15 +237,15 @@ impl PostgresStore {
         match &failure {
             Failure::Deleted(_) => attempt.creates = true,
             // A right to count them, or one that the next attempt lacks, too.
-            Failure::Refused(refusal) if attempt.counts_connections && refusal.lacks_rights() => {
+            Failure::Rejected(rejection) if attempt.counts_connections && rejection.lacks_rights() => {
                 attempt.counts_connections = false;
             }
-            Failure::Refused(refusal) if refusal.lacks_tables() => match self.create_tables(attempt.answer_by) {
-                Err(Failure::Refused(refusal)) if refusal.is_worth_repeating() => {}
+            Failure::Rejected(rejection) if rejection.lacks_tables() => match self.create_tables(attempt.answer_by) {
+                Err(Failure::Rejected(rejection)) if rejection.is_worth_repeating() => {}
                 // The next attempt finds what others have created. Otherwise this says what is in the way.
-                Err(Failure::Refused(refusal)) if refusal.is_of_late_notice() => {
+                Err(Failure::Rejected(rejection)) if rejection.is_of_late_notice() => {
                     thread::sleep(attempt.backoff.next());
-                    return attempt.next(Failure::Refused(refusal));
+                    return attempt.next(Failure::Rejected(rejection));
                 }
                 created => created?,
             },
@@ -279,7 +279,9 @@ impl PostgresStore {
                 Ok(second.place.map(|place| place.of(&answers)))
             }
             Err(failure) => {
-                self.may_be_done |= failure.leaves_outcome_open();
+                // After the login, a TLS alert is not about our certificate alone.
+                let is_late_alert = matches!(failure, Failure::BadCertificate(_));
+                self.may_be_done |= is_late_alert || failure.leaves_outcome_open();
                 Err(failure)
             }
         }
@@ -293,8 +295,10 @@ impl PostgresStore {
         let connection = self.connected(deadline)?;
         match connection.run(&tables.create(is_missing, deadline), deadline) {
             Ok(_) => Ok(()),
-            Err(Failure::Refused(refusal)) if refusal.is_busy() => Err(Failure::creation_blocked(&refusal, &schema)),
-            Err(Failure::Refused(refusal)) if refusal.lacks_rights() => Err(Failure::no_tables(&self.server)),
+            Err(Failure::Rejected(rejection)) if rejection.is_busy() => {
+                Err(Failure::creation_blocked(&rejection, &schema))
+            }
+            Err(Failure::Rejected(rejection)) if rejection.lacks_rights() => Err(Failure::no_tables(&self.server)),
             Err(failure) => Err(failure),
         }
     }

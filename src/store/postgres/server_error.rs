@@ -56,7 +56,7 @@ const LASTING: [&str; 4] = [
 impl ServerError {
     /// Reads the fields of an error message.
     pub(super) fn read(fields: ErrorFields<'_>) -> Self {
-        let mut refusal = ServerError::default();
+        let mut rejection = ServerError::default();
         let mut fields = fields;
         // The severity, in the server's language and untranslated. Poolers leave out the latter.
         let (mut shown, mut called) = (None, None);
@@ -64,20 +64,20 @@ impl ServerError {
             let value = || String::from_utf8_lossy(field.value_bytes()).into_owned();
             let is_fatal = || Some(matches!(field.value_bytes(), b"FATAL" | b"PANIC"));
             match field.type_() {
-                b'C' => refusal.code = value(),
-                b'M' => refusal.message = value(),
+                b'C' => rejection.code = value(),
+                b'M' => rejection.message = value(),
                 b'S' => shown = is_fatal(),
                 b'V' => called = is_fatal(),
                 _ => {}
             }
         }
-        refusal.is_fatal = called.or(shown).unwrap_or(false);
+        rejection.is_fatal = called.or(shown).unwrap_or(false);
         // read_only_sql_transaction: "cannot execute ... in a read-only transaction"
-        refusal.is_of_standby = refusal.code == "25006";
-        refusal
+        rejection.is_of_standby = rejection.code == "25006";
+        rejection
     }
 
-    /// Returns the refusal of the statement that begins a transaction that writes. Only a standby rejects that: "cannot set transaction
+    /// Returns the error of the statement that begins a transaction that writes. Only a standby rejects that: "cannot set transaction
     /// read-write mode during recovery", in the server's language.
     pub(super) fn of_begin(self) -> Self {
         // feature_not_supported
@@ -85,19 +85,19 @@ impl ServerError {
         ServerError { is_of_standby, ..self }
     }
 
-    /// Returns the refusal as one that came after login. If it ended the session, the server had reasons of its own, which need not be
+    /// Returns the error as one that came after login. If it ended the session, the server had reasons of its own, which need not be
     /// listed: another session may succeed.
     pub(super) fn in_session(self) -> Self {
         ServerError { ends_session: self.is_fatal, ..self }
     }
 
-    /// Returns the refusal as that of a statement that the session had prepared, and has lost. It says nothing about
+    /// Returns the error as that of a statement that the session had prepared, and has lost. It says nothing about
     /// the connection.
     pub(super) fn of_lost_statement(self) -> Self {
         ServerError { is_of_lost_statement: true, is_fatal: false, ..self }
     }
 
-    /// Returns the refusal as one with which the server has closed the connection.
+    /// Returns the error as one with which the server has closed the connection.
     pub(super) fn with_the_connection(self) -> Self {
         ServerError { is_fatal: true, ..self }
     }
@@ -231,7 +231,7 @@ mod tests {
     use crate::store::RetryClass;
     use crate::store::postgres::failure::Failure;
 
-    fn refusal(code: &str, is_fatal: bool) -> ServerError {
+    fn rejection(code: &str, is_fatal: bool) -> ServerError {
         ServerError { code: code.into(), is_fatal, ..ServerError::default() }
     }
 
@@ -239,13 +239,13 @@ mod tests {
     fn what_ends_a_session_passes() {
         // 42P17 does not pass if it is the answer to a statement.
         for code in ["25P04", "42P17", "57P04", "XX000", "00000"] {
-            let failure = Failure::Refused(refusal(code, true).in_session());
-            assert!(failure.is_closed() && failure.trouble() != RetryClass::Permanent, "{code}");
+            let failure = Failure::Rejected(rejection(code, true).in_session());
+            assert!(failure.is_closed() && failure.retry_class() != RetryClass::Permanent, "{code}");
         }
-        assert!(!refusal("42P17", false).in_session().is_transient());
-        assert!(!refusal("42P17", true).is_transient(), "it was not let in");
+        assert!(!rejection("42P17", false).in_session().is_transient());
+        assert!(!rejection("42P17", true).is_transient(), "it was not let in");
         for code in LASTING {
-            assert!(!refusal(code, true).in_session().is_transient(), "{code}");
+            assert!(!rejection(code, true).in_session().is_transient(), "{code}");
         }
     }
 
@@ -254,27 +254,27 @@ mod tests {
         for (code, is_fatal, is_ended) in
             [("57P01", true, true), ("57P02", true, true), ("57P01", false, false), ("57P03", true, false)]
         {
-            assert_eq!(refusal(code, is_fatal).is_of_ended_session(), is_ended, "{code}");
-            assert_eq!(refusal(code, is_fatal).in_session().is_of_ended_session(), is_ended, "{code}");
+            assert_eq!(rejection(code, is_fatal).is_of_ended_session(), is_ended, "{code}");
+            assert_eq!(rejection(code, is_fatal).in_session().is_of_ended_session(), is_ended, "{code}");
         }
     }
 
     #[test]
     fn what_another_first_user_has_created_is_no_failure() {
         for code in ["42P06", "42P07", "42710", "23505", "3F000", "42P01"] {
-            assert!(refusal(code, false).is_of_late_notice(), "{code}");
+            assert!(rejection(code, false).is_of_late_notice(), "{code}");
         }
-        assert!(!refusal("42501", false).is_of_late_notice());
+        assert!(!rejection("42501", false).is_of_late_notice());
     }
 
     #[test]
-    fn troubles_of_the_server_pass() {
+    fn errors_of_the_server_pass() {
         for code in ["25P04", "53100", "53400", "58030", "XX000", "08006", "40001", "55P03"] {
-            assert!(refusal(code, false).is_transient(), "{code}");
+            assert!(rejection(code, false).is_transient(), "{code}");
         }
         for code in ["22P05", "28P01", "42501", "54000", "55000"] {
-            assert!(!refusal(code, false).is_transient(), "{code}");
+            assert!(!rejection(code, false).is_transient(), "{code}");
         }
-        assert!(refusal("25P04", true).is_worth_repeating());
+        assert!(rejection("25P04", true).is_worth_repeating());
     }
 }

@@ -226,8 +226,11 @@ pub(super) fn statements_to_prepare(tables: &Tables) -> Vec<Preparable> {
 /// creates the tables, or tells what is wrong with them. An unexpected reply may be a message that came unasked.
 fn may_be_overcome(failure: &Failure) -> bool {
     match failure {
-        Failure::Refused(refusal) => {
-            refusal.is_fatal() || refusal.is_of_lost_statement || refusal.lacks_tables() || !refusal.is_transient()
+        Failure::Rejected(rejection) => {
+            rejection.is_fatal()
+                || rejection.is_of_lost_statement
+                || rejection.lacks_tables()
+                || !rejection.is_transient()
         }
         failure => matches!(failure, Failure::Closed | Failure::UnexpectedReply(_)),
     }

@@ -48,7 +48,7 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// Fails unless the answers, none of which is a refusal, say that everything was written and committed, and that the server did not
+    /// Fails unless the answers, none of which is an error, say that everything was written and committed, and that the server did not
     /// cancel its wait for a standby: a failover could lose what was written.
     pub(super) fn verify(self, answers: &[Answer]) -> Result<(), Failure> {
         // Outside the transaction the write would have been blind, over what another client may have written since.

@@ -95,7 +95,7 @@ impl Connection {
         let mut replies = Replies::with_capacity(commands.len());
         for command in commands {
             match self.receive(command, deadline) {
-                Err(refused @ Failure::Refused(_)) => replies.push(Err(refused)),
+                Err(refused @ Failure::Rejected(_)) => replies.push(Err(refused)),
                 Err(unread) => return Err(unread_after(replies.pop().and_then(Result::err), unread)),
                 Ok(reply) => replies.push(Ok(reply)),
             }
@@ -111,7 +111,7 @@ impl Connection {
         for step in std::mem::take(&mut self.unanswered_introduction) {
             match self.answer_to(&step) {
                 Ok(_) => {}
-                Err(refused @ Failure::Refused(_)) => rejection = rejection.or(Some(refused)),
+                Err(refused @ Failure::Rejected(_)) => rejection = rejection.or(Some(refused)),
                 Err(unread) => return Err(unread_after(rejection, unread)),
             }
         }

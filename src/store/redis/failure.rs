@@ -8,7 +8,7 @@ use super::url::{Role, Server};
 use super::{resp, script};
 use crate::net::endpoint::{Endpoint, TlsFiles};
 use crate::store::RetryClass;
-use crate::store::failure::{self, Peer, Refusal};
+use crate::store::failure::{self, Peer, Rejection};
 use crate::text::escape::escaped;
 
 /// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
@@ -73,10 +73,10 @@ impl Peer for Server {
     }
 }
 
-impl Refusal for ServerError {
+impl Rejection for ServerError {
     type Server = Server;
 
-    fn trouble(&self) -> RetryClass {
+    fn retry_class(&self) -> RetryClass {
         match &self.error {
             // It may have room as soon as one of the other clients has gone.
             error if has_code(error, FULL) => RetryClass::Busy,
@@ -85,13 +85,13 @@ impl Refusal for ServerError {
         }
     }
 
-    // It was answered.
+    // It was answered, so it does not arrive later. Whether it has run is another question: see `cannot_have_run`.
     fn leaves_outcome_open(&self) -> bool {
         false
     }
 
     fn explain(&self, server: &Server) -> String {
-        explain_refusal(&self.command, &self.error, server)
+        explain_rejection(&self.command, &self.error, server)
     }
 }
 
@@ -139,28 +139,28 @@ impl Failure {
         }
         error.truncate(quoted.unwrap_or(error.len()));
         let may_have_run = !is_unread(&error);
-        Failure::Refused(ServerError { command, error: error.trim_end().to_owned(), may_have_run })
+        Failure::Rejected(ServerError { command, error: error.trim_end().to_owned(), may_have_run })
     }
 
     /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way. Whether
     /// the request may have run depends on its own `outcome`: an open server without AUTH runs it all the same.
     pub(super) fn followed_by(self, outcome: Result<Value, Failure>) -> Self {
-        let Failure::Refused(rejection) = self else { return self };
+        let Failure::Rejected(rejection) = self else { return self };
         let may_have_run = match outcome {
             Ok(_) => true,
             // Then nothing else is worth mending.
             Err(own) if own.is_of_another_kind_of_server() => return own,
             // A script selects its database before anything else.
-            Err(Failure::Refused(own)) => own.may_have_run && rejection.command != "SELECT",
+            Err(Failure::Rejected(own)) => own.may_have_run && rejection.command != "SELECT",
             Err(_) if begins_with_any(&rejection.error, &CLIENT_REJECTED) => false,
             Err(unread) => return unread,
         };
-        Failure::Refused(ServerError { may_have_run, ..rejection })
+        Failure::Rejected(ServerError { may_have_run, ..rejection })
     }
 
     /// Returns whether the server lacks the command by which this kind of store is used.
     fn is_of_another_kind_of_server(&self) -> bool {
-        matches!(self, Failure::Refused(refused) if refused.is_of_unknown_command()
+        matches!(self, Failure::Rejected(refused) if refused.is_of_unknown_command()
             && matches!(refused.command.as_str(), "EVAL" | "CLUSTER" | "SENTINEL"))
     }
 
@@ -183,7 +183,7 @@ impl Failure {
             Failure::Unreachable(_) | Failure::NoResources(_) | Failure::BadCertificate(_) | Failure::Unsent(..) => {
                 true
             }
-            Failure::Refused(refused) => !refused.may_have_run,
+            Failure::Rejected(refused) => !refused.may_have_run,
             _ => false,
         }
     }
@@ -192,20 +192,20 @@ impl Failure {
     pub(super) fn is_of_a_move(&self) -> bool {
         match self {
             Failure::Demoted(_) => true,
-            Failure::Refused(refused) => is_of_a_slot(&refused.error) || has_code(&refused.error, "READONLY"),
+            Failure::Rejected(refused) => is_of_a_slot(&refused.error) || has_code(&refused.error, "READONLY"),
             _ => false,
         }
     }
 
     /// Returns whether the server had no room for another client.
     pub(super) fn is_of_full_server(&self) -> bool {
-        matches!(self, Failure::Refused(refused) if has_code(&refused.error, FULL))
+        matches!(self, Failure::Rejected(refused) if has_code(&refused.error, FULL))
     }
 
     /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it found
     /// there, or because the key's hash slot is moving.
     pub(super) fn is_of_one_key(&self) -> bool {
-        let Failure::Refused(ServerError { error, .. }) = self else { return false };
+        let Failure::Rejected(ServerError { error, .. }) = self else { return false };
         error.contains("WRONGTYPE") || error.contains(" user_script:") || is_of_a_slot(error)
     }
 }
@@ -219,7 +219,7 @@ fn name_of(command: &Cmd) -> String {
 }
 
 /// Describes that the server has rejected a `command` with this `error`.
-fn explain_refusal(command: &str, error: &str, server: &Server) -> String {
+fn explain_rejection(command: &str, error: &str, server: &Server) -> String {
     if wants_password(error) {
         let parameters = match server.role {
             Role::Sentinel => "?sentinel_password=PASSWORD (and &sentinel_user=NAME if the Sentinels have users)",
@@ -240,11 +240,11 @@ fn explain_refusal(command: &str, error: &str, server: &Server) -> String {
              was given out"
         );
     }
-    format!("{server} rejects {command}: {}{}", escaped(error), after_refusal(command, error, server.role))
+    format!("{server} rejects {command}: {}{}", escaped(error), after_rejection(command, error, server.role))
 }
 
 /// Returns what to do about this `error`, as a suffix of the message.
-fn after_refusal(command: &str, error: &str, role: Role) -> &'static str {
+fn after_rejection(command: &str, error: &str, role: Role) -> &'static str {
     match error.split(' ').next().unwrap_or_default() {
         "WRONGPASS" if role == Role::Sentinel => "; check sentinel_user and sentinel_password in the store's URL",
         "WRONGPASS" => "; check the user and the password in the store's URL",

@@ -167,7 +167,7 @@ impl RedisStore {
     fn failed(&self, failure: &Failure) -> RequestError {
         RequestError {
             error: failure.explain(&self.server),
-            trouble: failure.trouble(),
+            retry_class: failure.retry_class(),
             never_sent: failure.cannot_have_run() && !self.in_flight,
         }
     }

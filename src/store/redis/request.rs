@@ -97,12 +97,12 @@ impl RedisStore {
     /// Runs a script on the present server; sends its text if the server rejects the hash.
     fn run_here(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         match self.send(script, deadline) {
-            Err(Failure::Refused(rejection)) => match script::in_full(script, &rejection.error) {
+            Err(Failure::Rejected(rejection)) => match script::in_full(script, &rejection.error) {
                 Some(full) => {
                     self.contact = ScriptCache::Answered;
                     self.send(&full, deadline)
                 }
-                None => Err(Failure::Refused(rejection)),
+                None => Err(Failure::Rejected(rejection)),
             },
             reply => reply,
         }

@@ -74,7 +74,7 @@ impl Missing {
                 command.arg(if *word == KEY { key } else { word });
             }
             match ask(&command) {
-                Err(Failure::Refused(rejection)) => missing.note(name, &rejection.error),
+                Err(Failure::Rejected(rejection)) => missing.note(name, &rejection.error),
                 other => other?,
             }
         }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart() {
+    fn rejections_are_told_apart() {
         let mut missing = Missing::default();
         missing.note("get", "WRONGTYPE Operation against a key holding the wrong kind of value");
         missing.note("set", "READONLY You can't write against a read only replica.");

@@ -134,8 +134,8 @@ pub(super) fn parse(text: &str) -> Result<Site, String> {
     };
     let (user, password) = url.login()?.unwrap_or_default();
     let user = Some(user).filter(|user| !user.is_empty());
-    // A user without a password has an empty one.
-    let password = password.or_else(|| user.is_some().then(String::new));
+    // A user without a password has an empty one. Without a user, an empty password is none.
+    let password = password.filter(|password| !password.is_empty()).or_else(|| user.is_some().then(String::new));
     let prefix = url.parameters.take_or("prefix", "lockrun");
     refuse_if(
         prefix.is_empty() || prefix.chars().any(|c| matches!(c, '{' | '}') || c.is_control()),
@@ -269,6 +269,10 @@ mod tests {
         assert!(parse("redis://web?grace=secret").is_err_and(|why| !why.contains("secret")));
         for url in ["redis+sentinel://a/s?grace=1s", "redis+cluster://a?grace=1s"] {
             assert!(parse(url).is_err_and(|why| why.contains("grace")), "{url}");
+        }
+        // A password that a shell left out is none: a server without one would reject it.
+        for (url, password) in [("redis://:@web", None), ("redis://@web", None), ("redis://u:@web", Some(""))] {
+            assert_eq!(server(url).password.as_deref(), password, "{url}");
         }
         let full = server("rediss://u%40x:p%3Aw@[::1]:7000/3?prefix=a:b&ca=/ca.pem&cert=/c&key=/k");
         let tls = TlsFiles { ca: Some("/ca.pem".into()), identity: Some(("/c".into(), "/k".into())) };

@@ -86,7 +86,7 @@ fn the_first_waiter_has_left_since() {
     etcd.add_waiter("k", &json!({ "token": "first", "joined_ms": 1, "mode": { "slots": 1 }, "who": {} }));
     let waiter = call.clone().arg("--wait").sh("echo begun; read line || :").with_open_input();
     until_waiting(&store, "k", 2);
-    let lease = || etcd.lease_keys("k").iter().map(|life| life.lease.clone()).collect::<Vec<_>>();
+    let lease = || etcd.lease_keys("k").iter().map(|held| held.lease.clone()).collect::<Vec<_>>();
     let before = lease();
     eventually(LONG, "the lease is renewed", || lease() != before);
     etcd.delete(&etcd.rows("k")[0].key);

@@ -195,8 +195,8 @@ fn a_majority_is_stopped() {
 fn the_lease_is_revoked() {
     each(|| {
         let mut case = Case::with_leader(true);
-        for life in case.etcd.lease_keys("k") {
-            case.etcd.ask("/v3/lease/revoke", &json!({ "ID": life.lease }));
+        for held in case.etcd.lease_keys("k") {
+            case.etcd.ask("/v3/lease/revoke", &json!({ "ID": held.lease }));
         }
         case.goes_on("lease revoked");
         case.passes_on("lease revoked");

@@ -67,7 +67,9 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
 
 fn judge_kind(path: &str, number: u32) -> Diagnostic {
     let Some((_, name, kind)) = KNOWN.iter().find(|(known, ..)| *known == number) else {
-        return Diagnostic::ok(format!("{path} is on a file system of this machine"));
+        return Diagnostic::ok(format!(
+            "{path} is on a file system of type {number:#x}, which is not known to be a network's"
+        ));
     };
     let text = format!("{path} is on a file system {name}");
     match kind {

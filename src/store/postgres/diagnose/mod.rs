@@ -129,7 +129,7 @@ fn ask_one(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str
 fn try_ask(store: &mut PostgresStore, statement: &str, parameters: &[Option<&str>]) -> Result<Option<Row>, Failure> {
     match ask_one(store, statement, parameters) {
         Ok(row) => Ok(Some(row)),
-        Err(Failure::Refused(refusal)) if !refusal.is_fatal() => Ok(None),
+        Err(Failure::Rejected(rejection)) if !rejection.is_fatal() => Ok(None),
         Err(failure) => Err(failure),
     }
 }
@@ -145,8 +145,9 @@ fn truth(row: &Row, at: usize) -> Option<bool> {
 }
 
 /// Returns the words in a column, a JSON array; none if it is null or missing.
-fn list(row: &Row, at: usize) -> Vec<String> {
-    text(row, at).and_then(|words| serde_json::from_str(words).ok()).unwrap_or_default()
+fn list(row: &Row, at: usize) -> Result<Vec<String>, Failure> {
+    let words = text(row, at).map(serde_json::from_str).transpose();
+    words.map(Option::unwrap_or_default).map_err(|_| Failure::UnexpectedReply("a list that cannot be read"))
 }
 
 /// Returns the number in a column, unless it is null or missing.

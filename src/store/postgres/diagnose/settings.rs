@@ -117,7 +117,11 @@ impl Settings {
                     "a commit does not wait for the disk of a synchronous standby (synchronous_standby_names {names}, \
                      synchronous_commit {commit} for role \"{role}\")"
                 ),
-                format!("{LOST_BY_FAILOVER}, and ALTER ROLE {} SET synchronous_commit = on", escape_identifier(role)),
+                format!(
+                    "{}{LOST_BY_FAILOVER}, and ALTER ROLE {} SET synchronous_commit = on",
+                    if commit == "remote_write" { "if the machine of that one crashes, too, " } else { "" },
+                    escape_identifier(role)
+                ),
             ),
             (Some(names), _) => Diagnostic::ok(format!(
                 "a commit waits until it is on the disk of a synchronous standby (synchronous_standby_names {names}, \

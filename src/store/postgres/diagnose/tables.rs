@@ -106,7 +106,8 @@ impl Objects {
             &[Some(&schema), Some(&format!("{{{}}}", NAMES.join(",")))],
         )?;
         let database_owner = rows.first().and_then(|row| text(row, 9)).unwrap_or_default().to_owned();
-        Ok(Objects { all: rows.iter().map(Object::read).collect(), database_owner })
+        let all: Result<_, Failure> = rows.iter().map(Object::read).collect();
+        Ok(Objects { all: all?, database_owner })
     }
 
     /// Returns what could be a trap, and whether there is no trigger, rule or view: only then may the tables be used. (The
@@ -211,20 +212,20 @@ impl Objects {
 }
 
 impl Object {
-    fn read(row: &Row) -> Self {
+    fn read(row: &Row) -> Result<Self, Failure> {
         let word = |at| text(row, at).unwrap_or_default().to_owned();
         let is = |at| truth(row, at) == Some(true);
-        Object {
+        Ok(Object {
             kind: word(0),
             relation: word(1),
             name: word(2),
             stranger: text(row, 3).map(str::to_owned),
             is_ordinary: is(4),
-            traps: list(row, 5),
-            missing: list(row, 6),
+            traps: list(row, 5)?,
+            missing: list(row, 6)?,
             hides_rows: is(7),
             is_unlogged: is(8),
-        }
+        })
     }
 
     fn judge_traps(&self) -> Vec<Diagnostic> {
@@ -270,7 +271,7 @@ impl Rights {
             role: role.to_owned(),
             may_create_schemas: truth(&row, 0) == Some(true),
             may_create_tables: truth(&row, 1) == Some(true),
-            missing_functions: list(&row, 2),
+            missing_functions: list(&row, 2)?,
         })
     }
 }
@@ -308,7 +309,7 @@ mod tests {
     fn a_row_is_read() {
         let values = ["TABLE", "locks", "s.locks", "a", "t", "", r#"["INSERT", "DELETE"]"#, "t", "t", "d"];
         let row = values.map(|value| (!value.is_empty()).then(|| value.to_owned())).to_vec();
-        let locks = Object::read(&row);
+        let locks = Object::read(&row).expect("is right");
         assert_eq!((locks.missing.join(" "), locks.traps.len()), ("INSERT DELETE".into(), 0));
         assert!(locks.is_unlogged && locks.hides_rows && locks.is_ordinary && locks.stranger.is_some());
     }

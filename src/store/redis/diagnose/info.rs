@@ -19,16 +19,20 @@ const NEARLY_FULL: u64 = 90;
 pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
-    /// Asks for them; `None` if our user may not run INFO. Parameters that it may not see are missing.
+    /// Asks for the fields; `None` if our user may not run INFO.
     pub(super) fn ask(session: &mut Session) -> Result<Option<Self>, Failure> {
-        let Some(text) = session.try_ask(&redis::cmd("INFO"))?.as_ref().and_then(reply::text) else { return Ok(None) };
-        let mut info = Info::read(&text);
+        let answer = session.try_ask(&redis::cmd("INFO"))?;
+        Ok(answer.as_ref().and_then(reply::text).map(|text| Info::read(&text)))
+    }
+
+    /// Asks for the parameters. Those that our user may not see are missing.
+    pub(super) fn ask_parameters(&mut self, session: &mut Session) -> Result<(), Failure> {
         for name in PARAMETERS {
             if let Some(value) = session.parameter(name)? {
-                info.0.insert(name.to_owned(), value);
+                self.0.insert(name.to_owned(), value);
             }
         }
-        Ok(Some(info))
+        Ok(())
     }
 
     /// Reads lines of `NAME:VALUE`.
@@ -123,8 +127,8 @@ impl Info {
             Some("0") => Diagnostic::warn(
                 format!("no append-only file is kept (appendonly no, save {})", save.unwrap_or(unknown)),
                 format!(
-                    "a restart forgets all locks since the last snapshot, and holds old ones, {FORGOTTEN}; set \
-                     appendonly yes"
+                    "a restart forgets all locks since the last snapshot, if there is one, and holds old ones, \
+                     {FORGOTTEN}; set appendonly yes"
                 ),
             ),
             _ => Diagnostic::note(

@@ -39,7 +39,7 @@ impl Session {
     fn try_ask(&mut self, command: &Cmd) -> Result<Option<Value>, Failure> {
         match self.ask(command) {
             Ok(reply) => Ok(Some(reply)),
-            Err(Failure::Refused(_)) => Ok(None),
+            Err(Failure::Rejected(_)) => Ok(None),
             Err(failure) => Err(failure),
         }
     }
@@ -104,7 +104,7 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
     let mut session = Session { connection, timeout: store.timeout };
 
     let hello = match server::ask(&mut session) {
-        Err(Failure::Refused(refused)) if refused.command == "SELECT" && refused.error.starts_with("NOPERM") => {
+        Err(Failure::Rejected(refused)) if refused.command == "SELECT" && refused.error.starts_with("NOPERM") => {
             let mut missing = Missing::default();
             missing.note("select", &refused.error);
             diagnostics.extend(missing.diagnostics(&server));
@@ -138,10 +138,11 @@ fn look(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) ->
         diagnostics.extend(latency::diagnose(store.timeout, || session.time())?);
     }
 
-    let Some(info) = info else {
+    let Some(mut info) = info else {
         diagnostics.push(not_allowed_to_look(&server));
         return Ok(());
     };
+    info.ask_parameters(&mut session)?;
     diagnostics.extend(info.judge_memory());
     diagnostics.extend(info.judge_persistence(server.grace_ms));
     // Where failovers are followed, nothing is granted until what they could lose has run out.

@@ -48,7 +48,7 @@ impl Hello {
 pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     match session.ask(redis::cmd("HELLO").arg(2)) {
         Ok(reply) => Ok(Some(Hello::read(&reply))),
-        Err(Failure::Refused(refused)) if refused.command == "HELLO" && refused.is_of_unknown_command() => Ok(None),
+        Err(Failure::Rejected(refused)) if refused.command == "HELLO" && refused.is_of_unknown_command() => Ok(None),
         Err(failure) => Err(failure),
     }
 }

@@ -164,13 +164,13 @@ mod tests {
         const HOSTS: &str = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
         for url in [format!("redis+sentinel://{HOSTS}/service"), format!("redis+cluster://{HOSTS}")] {
             let failed = failed_at(&url, [b"", b""]);
-            assert_eq!(failed.trouble, RetryClass::Unavailable, "{url}: {:#}", failed.error);
+            assert_eq!(failed.retry_class, RetryClass::Unavailable, "{url}: {:#}", failed.error);
             for words in ["closed the connection", "requires a password"] {
                 assert!(failed.error.to_string().contains(words), "{url}: {:#}", failed.error);
             }
             // One of three is not enough.
             for answers in [[LOCKED_OUT, LOCKED_OUT], [b"", LOCKED_OUT], [LOCKED_OUT, b""]] {
-                assert_eq!(failed_at(&url, answers).trouble, RetryClass::Permanent, "{url}");
+                assert_eq!(failed_at(&url, answers).retry_class, RetryClass::Permanent, "{url}");
             }
         }
     }

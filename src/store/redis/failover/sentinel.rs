@@ -179,7 +179,7 @@ impl Sentinels {
         let are_too_few = are_too_few(views, named);
         let all = if are_too_few { count(views, named) } else { count(fitting(views, named), named) };
         let unknown =
-            |failure: &Failure| matches!(failure, Failure::Refused(own) if own.error.contains("No such master"));
+            |failure: &Failure| matches!(failure, Failure::Rejected(own) if own.error.contains("No such master"));
         match self.panel.failure() {
             Some((sentinel, failure)) if views.is_empty() && unknown(failure) => Failure::no_primary(
                 format!(

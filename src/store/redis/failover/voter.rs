@@ -197,7 +197,7 @@ impl Voter {
                     self.unanswered.take().map_or_else(|| Arc::clone(questions), |unanswered| unanswered.questions);
                 let replies = connection.receive_all(&asked, deadline.min(Moment::now() + SILENCE_MAX));
                 self.connection = ConnectionState::Open(connection);
-                self.has_answered |= matches!(replies, Ok(_) | Err(Failure::Refused(_)));
+                self.has_answered |= matches!(replies, Ok(_) | Err(Failure::Rejected(_)));
                 let is_answer = self.round_state == RoundState::Asked;
                 match replies.and_then(|replies| is_answer.then(|| read(&self.server, replies)).transpose()) {
                     Ok(Some(answer)) => {
