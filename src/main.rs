@@ -43,14 +43,14 @@ use text::wrap::wrapped;
 /// The greatest width of help texts, in columns.
 const HELP_WIDTH: usize = 100;
 
-/// The body of `main`. `args` are the words after the program's name. Returns the exit status, or does not return because a signal
-/// terminates the process.
+/// The body of `main`. `args` are the words after the program's name. Returns the exit status, or does not return
+/// because a signal terminates the process.
 fn main_story(args: Vec<OsString>) -> libc::c_int {
     supervise::entry::fill_closed_standard_streams();
     std::panic::set_hook(Box::new(|panic| {
         report::say(&format!("internal error: {panic}"));
-        // Not abort(3): a core file would contain the store's password. If lockrun has a guardian, the other process handles this end
-        // like any other.
+        // Not abort(3): a core file would contain the store's password. If lockrun has a guardian, the other process
+        // handles this end like any other.
         supervise::end_now(Outcome::Failed.ending());
     }));
     let outcome = dispatch(args).unwrap_or_else(|error| {
@@ -102,8 +102,8 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     input::text(input::read_trusted_file_or_pipe(path)?)
 }
 
-/// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. A reader that has read enough, such as
-/// head(1), is no failure. Returns the run's outcome.
+/// Writes requested help to standard output, as wide as the terminal but at most [`HELP_WIDTH`]. A reader that has read
+/// enough, such as head(1), is no failure. Returns the run's outcome.
 fn print_help(text: &str) -> Outcome {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
     let mut out = std::io::stdout();

@@ -1,5 +1,5 @@
-//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration. Refuses
-//! words that clap would read as another key or command than intended.
+//! Prepares the command line for clap, which cannot express that `--wait` takes the next word only if it is a duration.
+//! Refuses words that clap would read as another key or command than intended.
 
 use std::ffi::{OsStr, OsString};
 
@@ -10,17 +10,17 @@ use super::typos::check_dashes;
 use crate::text::duration;
 use crate::text::escape::{escaped, is_plain_word, without_value};
 
-/// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5` if the word is a duration and stands among lockrun's own options. A word
-/// that is not a duration remains the command. Everything from `--`, or from the first word that is not an option, belongs to
-/// COMMAND and stays unchanged.
+/// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5` if the word is a duration and stands among lockrun's own options.
+/// A word that is not a duration remains the command. Everything from `--`, or from the first word that is not an
+/// option, belongs to COMMAND and stays unchanged.
 ///
 /// Fails if a word after an option most likely means something else than clap would read.
 pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut normal = Vec::with_capacity(args.len());
     let mut args = args.into_iter().peekable();
     while let Some(word) = args.next() {
-        // Bytes that are not UTF-8 become U+FFFD here, and no other character changes. A word that is passed on keeps its bytes, but for a
-        // value that is attached to a short option.
+        // Bytes that are not UTF-8 become U+FFFD here, and no other character changes. A word that is passed on keeps
+        // its bytes, but for a value that is attached to a short option.
         let text = &*word.to_string_lossy().into_owned();
         if text == "--" || !text.starts_with('-') || text == "-" {
             normal.push(word);
@@ -79,8 +79,8 @@ pub enum Expected<'a> {
     Command(usize),
 }
 
-/// Returns what comes next after these words, which follow `lockrun` or the name of a subcommand, in the command line of
-/// `command`.
+/// Returns what comes next after these words, which follow `lockrun` or the name of a subcommand, in the command line
+/// of `command`.
 pub fn expected_after<'a>(command: &'a Command, words: &[OsString]) -> Expected<'a> {
     let mut at = 0;
     while let Some(word) = words.get(at) {
@@ -118,8 +118,8 @@ struct Typed<'a> {
 }
 
 impl<'a> Typed<'a> {
-    /// Returns the option in `word`, which begins with `-`. Returns `None` if it takes no value, or is a long option with its
-    /// value.
+    /// Returns the option in `word`, which begins with `-`. Returns `None` if it takes no value, or is a long option
+    /// with its value.
     fn in_word(word: &'a str, command: &'a Command) -> Option<Self> {
         let taking_values = || command.get_arguments().filter(|arg| arg.get_action().takes_values());
         if let Some(long) = word.strip_prefix("--") {
@@ -140,7 +140,8 @@ fn has_optional_value(arg: &Arg) -> bool {
     arg.get_num_args().is_some_and(|count| count.min_values() == 0)
 }
 
-/// Fails if the word after an option is most likely the next option, not the value, because the value was an unset variable.
+/// Fails if the word after an option is most likely the next option, not the value, because the value was an unset
+/// variable.
 fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
     let Some(value) = value.filter(|value| value.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
     if arg.is_allow_hyphen_values_set() {

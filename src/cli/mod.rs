@@ -38,8 +38,8 @@ pub const ALWAYS: &str = "always";
 /// The hidden subcommand that a shell's completion calls for candidates.
 pub const COMPLETE: &str = "complete";
 
-/// Returns the definition of a run with its texts for the help, the manual, the completions and messages. A plain run does not
-/// need them.
+/// Returns the definition of a run with its texts for the help, the manual, the completions and messages. A plain run
+/// does not need them.
 pub fn documented() -> Command {
     described(command()).about(text::ABOUT).long_about(text::LONG_ABOUT).override_usage(text::USAGE).after_long_help(
         format!(
@@ -55,8 +55,8 @@ pub fn documented() -> Command {
     )
 }
 
-/// Returns the same definition with the subcommands. Not for parsing: it would take a COMMAND with the name of a subcommand for
-/// that subcommand.
+/// Returns the same definition with the subcommands. Not for parsing: it would take a COMMAND with the name of a
+/// subcommand for that subcommand.
 pub fn all() -> Command {
     documented()
         .disable_help_subcommand(true)
@@ -80,7 +80,8 @@ pub fn help() -> Command {
         .arg(Arg::new("what").value_name("COMMAND").value_parser(names).help("The command to describe"))
 }
 
-/// Returns the definition of the hidden subcommand that prints a manual page: lockrun's or, by its name, a subcommand's.
+/// Returns the definition of the hidden subcommand that prints a manual page: lockrun's or, by its name, a
+/// subcommand's.
 pub fn generate() -> Command {
     let files = ["man"].into_iter().chain(Subcommand::ALL.map(Subcommand::page));
     Command::new(GENERATE)

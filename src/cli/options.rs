@@ -34,8 +34,9 @@ pub fn token() -> Arg {
     attached_only(name::TOKEN)
 }
 
-/// Returns an option whose value, if it begins with `-`, must be attached with `=`. If the value is an unset variable, the next
-/// word is an option. Taken as a key or a token, it would be the same one for everybody who makes this mistake.
+/// Returns an option whose value, if it begins with `-`, must be attached with `=`. If the value is an unset variable,
+/// the next word is an option. Taken as a key or a token, it would be the same one for everybody who makes this
+/// mistake.
 fn attached_only(id: &'static str) -> Arg {
     option(id).allow_hyphen_values(false)
 }

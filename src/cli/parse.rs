@@ -29,8 +29,8 @@ pub enum Request {
     Print(String),
 }
 
-/// Parses `args`, the words after the program's name. A first word that is not an option names a subcommand. Returns an error that names the
-/// mistake if there is one.
+/// Parses `args`, the words after the program's name. A first word that is not an option names a subcommand. Returns an
+/// error that names the mistake if there is one.
 pub fn parse(args: Vec<OsString>) -> Result<Request, UsageError> {
     match args.first() {
         None => Err(format!("{}\n{SEE_HELP}", documented().render_usage()).into()),

@@ -1,13 +1,13 @@
-//! The command line of a run, for the parser. Every run pays for building it, so it contains only what parsing needs. The help
-//! shows its headings in the order of their first option.
+//! The command line of a run, for the parser. Every run pays for building it, so it contains only what parsing needs.
+//! The help shows its headings in the order of their first option.
 
 use clap::Command;
 
 use super::name;
 use super::options::{self, option, switch};
 
-/// Returns the definition of a run's command line. [`crate::config::settings`], which also knows the other layers, checks which
-/// options exclude each other.
+/// Returns the definition of a run's command line. [`crate::config::settings`], which also knows the other layers,
+/// checks which options exclude each other.
 pub fn command() -> Command {
     Command::new("lockrun")
         .version(env!("CARGO_PKG_VERSION"))

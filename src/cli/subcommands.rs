@@ -9,8 +9,8 @@ use super::options::{self, option, switch};
 use super::text::{self, Table};
 use super::{examples, name, table};
 
-/// A subcommand. Only the first word of a command line can name one. A COMMAND to run is never the first word, since `--key`
-/// comes before it.
+/// A subcommand. Only the first word of a command line can name one. A COMMAND to run is never the first word, since
+/// `--key` comes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subcommand {
     /// Acquires a lock and leaves it held.

@@ -84,8 +84,8 @@ pub fn advice_on(command: &Command, typed: &str) -> String {
     nearest_option(command, typed).map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
 }
 
-/// Fails if `word`, which begins with one dash, is the name of a long option, with or without a value. Read as short options,
-/// `-key=backup` would be another key.
+/// Fails if `word`, which begins with one dash, is the name of a long option, with or without a value. Read as short
+/// options, `-key=backup` would be another key.
 pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
     let name = word.split('=').next().unwrap_or_default();
     let (dashed, bare) = (format!("-{name}"), name.trim_start_matches('-'));
@@ -98,15 +98,16 @@ pub fn check_dashes(command: &Command, word: &str) -> Result<(), String> {
     of_another_program(&dashed).map_or(Ok(()), |advice| Err(format!("unknown option {name}; {advice}")))
 }
 
-/// Returns whether a first word is most likely the lock's name, which comes first in flock(1) and consul lock: a lock file, or
-/// a word before `--`.
+/// Returns whether a first word is most likely the lock's name, which comes first in flock(1) and consul lock: a lock
+/// file, or a word before `--`.
 pub fn looks_like_lock_name(word: &str, next: Option<&str>) -> bool {
     let ends = [".lock", ".lck", ".pid"].iter().any(|end| word.ends_with(end));
     let begins = ["/tmp/", "/run/", "/var/run/", "/var/lock/"].iter().any(|begin| word.starts_with(begin));
     ends || begins || next == Some("--")
 }
 
-/// Returns the long option of `command` that `typed` most likely stands for, with its dashes, if there is a similar one.
+/// Returns the long option of `command` that `typed` most likely stands for, with its dashes, if there is a similar
+/// one.
 pub fn nearest_option(command: &Command, typed: &str) -> Option<String> {
     let typed = typed.strip_prefix("--").or(typed.strip_prefix('-').filter(|word| word.len() > 1))?;
     let names = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);

@@ -79,8 +79,9 @@ impl Options {
     }
 }
 
-/// Acquires the lock and prints its token: alone on a line, as JSON, or as shell assignments. If the token cannot be printed,
-/// no process could release the lock, so the acquisition is cancelled. Fails with [`UsageError`] if a setting is wrong.
+/// Acquires the lock and prints its token: alone on a line, as JSON, or as shell assignments. If the token cannot be
+/// printed, no process could release the lock, so the acquisition is cancelled. Fails with [`UsageError`] if a setting
+/// is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let Options { claim, timeout, held_policy, verbosity, form } = Options::read(settings)?;
     let mut store = open(settings, Some(timeout))?;

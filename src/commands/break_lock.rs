@@ -16,8 +16,8 @@ use crate::sys::namespace::own_pid_namespace;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Revokes the lock, and prints its former holders. The outcome is status 75 if a holder keeps the lock or a slot. Fails with
-/// [`crate::config::settings::UsageError`] if a setting is wrong.
+/// Revokes the lock, and prints its former holders. The outcome is status 75 if a holder keeps the lock or a slot.
+/// Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key()?;
     let fence = settings.typed_value(name::FENCE, |text| {
@@ -72,7 +72,8 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Describes a holder that has lost the lock, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m 12s`.
+/// Describes a holder that has lost the lock, as in `web-1 pid 4242 (deploy: ./report.sh), which had held it for 3m
+/// 12s`.
 fn former_holder(held: &Held) -> String {
     match (&held.holder, held.since) {
         (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),

@@ -22,9 +22,9 @@ enum Answer {
     Words(Vec<(String, String)>),
 }
 
-/// Returns the answer for a shell's script to these words, the last of which is being typed: a line `command N`, `file` or
-/// `words`. After `words` comes a line for each word, with a tab before its description. N is the number of words in front of
-/// COMMAND, `lockrun` included.
+/// Returns the answer for a shell's script to these words, the last of which is being typed: a line `command N`, `file`
+/// or `words`. After `words` comes a line for each word, with a tab before its description. N is the number of words in
+/// front of COMMAND, `lockrun` included.
 pub fn answer(words: &[OsString]) -> String {
     match fitting(words) {
         Answer::Command(at) => format!("command {}\n", at + 1),

@@ -15,8 +15,8 @@ use crate::text::colour::Colour;
 use crate::text::escape::json_for_terminals;
 
 /// Diagnoses the store, and prints a line for each diagnostic, or all as JSON. The worst one decides the outcome. With
-/// `--schema`, prints the SQL of the store's tables instead. Fails if nothing can be printed, or with [`UsageError`] if a
-/// setting is wrong.
+/// `--schema`, prints the SQL of the store's tables instead. Fails if nothing can be printed, or with [`UsageError`] if
+/// a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     if settings.typed_switch(name::SCHEMA) {
         if settings.typed_switch(name::JSON) {

@@ -57,7 +57,8 @@ fn open_at(
     Ok(store.open(timeout)?)
 }
 
-/// Reports that a lock is not, or no longer, held under the token in this store, at this address, and returns the outcome.
+/// Reports that a lock is not, or no longer, held under the token in this store, at this address, and returns the
+/// outcome.
 fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn Store, address: &Address) -> Outcome {
     // Perhaps it is held in another store: `acquire` was given one, and this command was not.
     let nobody = || format!("nobody holds it in the store {:?}", address.shown());

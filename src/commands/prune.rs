@@ -15,9 +15,9 @@ use crate::store::{Backend, KeyStatus, StoreError};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
-/// Removes the given key or the unused keys, or with `--dry-run` only finds them, and prints their names. The outcome is status
-/// 69 if a record cannot be read or is busy, and status 75 if the given key must stay. Fails with [`UsageError`] if a setting
-/// is wrong.
+/// Removes the given key or the unused keys, or with `--dry-run` only finds them, and prints their names. The outcome
+/// is status 69 if a record cannot be read or is busy, and status 75 if the given key must stay. Fails with
+/// [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
     let span = match (settings.typed_value(name::OLDER_THAN, duration::parse)?, &key) {
@@ -48,7 +48,8 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
-/// Prints why a key was not removed that had to be unused for `span`, if there is a reason besides its age, and returns the outcome.
+/// Prints why a key was not removed that had to be unused for `span`, if there is a reason besides its age, and returns
+/// the outcome.
 fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outcome {
     let in_use = |store: &mut dyn Backend| -> Result<Option<&'static str>, StoreError> {
         let listing = store.list(Some(key))?;
@@ -66,8 +67,8 @@ fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outc
                 KeyStatus { last: Some(last), .. } if is_ahead(last.ended_unix_ms) => {
                     Some("by the store's clock its last run has not ended yet")
                 }
-                // It is there, or it would have no fence. Waiters that were killed and requests that were cancelled are not listed, but keep
-                // the key for a while.
+                // It is there, or it would have no fence. Waiters that were killed and requests that were cancelled are
+                // not listed, but keep the key for a while.
                 KeyStatus { fence: 1.., .. } if span.is_zero() => Some(
                     "its fencing token is ahead of the store's clock, or it was used a moment ago; try again later",
                 ),

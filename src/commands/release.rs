@@ -9,8 +9,9 @@ use crate::run::outcome::Outcome;
 use crate::store::{Release, Released};
 use crate::text::escape::escaped;
 
-/// Releases the lock, or if a command still runs under it, lets it be released when the command ends. The outcome is status 79
-/// if the lock is not held under the token. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
+/// Releases the lock, or if a command still runs under it, lets it be released when the command ends. The outcome is
+/// status 79 if the lock is not held under the token. Fails with [`crate::config::settings::UsageError`] if a setting
+/// is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let verbosity = settings.verbosity()?;

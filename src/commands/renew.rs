@@ -9,8 +9,8 @@ use crate::run::outcome::Outcome;
 use crate::store::Renewed;
 use crate::text::escape::escaped;
 
-/// Renews the lease for its present length, or for `--ttl`. The outcome is status 79 if the lock is not held under the token.
-/// Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
+/// Renews the lease for its present length, or for `--ttl`. The outcome is status 79 if the lock is not held under the
+/// token. Fails with [`crate::config::settings::UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let (key, token) = settings.held_lock()?;
     let ttl = settings.typed_ttl()?;

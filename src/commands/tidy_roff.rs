@@ -28,8 +28,8 @@ pub fn tidied(roff: &str) -> String {
     tidy
 }
 
-/// Breaks a line of text at spaces into lines of at most [`LINE_MAX`] bytes. No new line begins with a character that would
-/// make it a request.
+/// Breaks a line of text at spaces into lines of at most [`LINE_MAX`] bytes. No new line begins with a character that
+/// would make it a request.
 fn broken(line: &str) -> String {
     let mut broken = String::with_capacity(line.len());
     let mut length = 0;

@@ -121,8 +121,8 @@ impl Settings<'_> {
         })
     }
 
-    /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the command line,
-    /// or else from the variables that both set.
+    /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the
+    /// command line, or else from the variables that both set.
     pub fn held_lock(&self) -> Result<(Key, Token), UsageError> {
         let key = match self.key_if_given()? {
             None => self.value(name::KEY, |key| Key::new(key.as_ref()))?,
@@ -149,8 +149,8 @@ impl Settings<'_> {
         })
     }
 
-    /// As [`Settings::mode`], for a lock acquired by hand: from the command line alone. A setting that the script does not know
-    /// must not make it share a lock that it expects to hold alone.
+    /// As [`Settings::mode`], for a lock acquired by hand: from the command line alone. A setting that the script does
+    /// not know must not make it share a lock that it expects to hold alone.
     pub fn mode_by_hand(&self) -> Result<Mode, UsageError> {
         let is_shared = self.typed().contains_id(name::SLOTS) || self.typed_switch(name::SHARED);
         if is_shared { self.mode() } else { Ok(Mode::EXCLUSIVE) }
@@ -239,8 +239,8 @@ impl Settings<'_> {
         self.on_held_among(&[name::FAIL, name::SKIP, name::WAIT])
     }
 
-    /// As [`Settings::on_held`], for a lock acquired by hand. `--skip` is read from the command line alone: a setting that the
-    /// script does not know must not let it continue without the lock.
+    /// As [`Settings::on_held`], for a lock acquired by hand. `--skip` is read from the command line alone: a setting
+    /// that the script does not know must not let it continue without the lock.
     pub fn on_held_by_hand(&self) -> Result<OnHeld, UsageError> {
         if self.typed().contains_id(name::SKIP) {
             self.on_held()
@@ -250,8 +250,8 @@ impl Settings<'_> {
     }
 
     fn on_held_among(&self, names: &[&str]) -> Result<OnHeld, UsageError> {
-        // An empty `--skip=` means that the variable with the duration is not set. Taken as no duration, it would skip a
-        // hanging job for ever.
+        // An empty `--skip=` means that the variable with the duration is not set. Taken as no duration, it would skip
+        // a hanging job for ever.
         if self.typed().try_get_one::<OsString>(name::SKIP).ok().flatten().is_some_and(|value| value.is_empty()) {
             self.typed_value(name::SKIP, duration::parse)?;
         }

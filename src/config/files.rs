@@ -65,7 +65,8 @@ pub(super) fn option_names() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(name, _)| *name)
 }
 
-/// Returns the documentation's word for the kind of this option's value in a file; `None` if no file can set the option.
+/// Returns the documentation's word for the kind of this option's value in a file; `None` if no file can set the
+/// option.
 #[cfg(test)]
 pub(crate) fn documented_kind(option: &str) -> Option<&'static str> {
     let (_, kind) = OPTIONS.iter().find(|(name, _)| *name == option)?;
@@ -121,11 +122,12 @@ struct Setting {
     line: usize,
 }
 
-/// Reads the files that exist, the user's first. `environment` locates the user's. Fails with [`UsageError`] if one cannot be
-/// read or parsed.
+/// Reads the files that exist, the user's first. `environment` locates the user's. Fails with [`UsageError`] if one
+/// cannot be read or parsed.
 ///
-/// A HOME may be left over from another user, as after a service has changed its user: then there is no user's file. `XDG_CONFIG_HOME` is
-/// set on purpose, so what it names must be readable if it is there: without its configuration, the lock would be in another store.
+/// A HOME may be left over from another user, as after a service has changed its user: then there is no user's file.
+/// `XDG_CONFIG_HOME` is set on purpose, so what it names must be readable if it is there: without its configuration,
+/// the lock would be in another store.
 pub fn read(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<File>> {
     let mut files = Vec::new();
     match user_file(environment)? {
@@ -173,8 +175,8 @@ enum Absent {
     NotFoundOrNoDirectory,
 }
 
-/// Reads a file, if it exists. A symbolic link on its path, below the directory `base`, that leads nowhere is an error: the file is meant to
-/// be there.
+/// Reads a file, if it exists. A symbolic link on its path, below the directory `base`, that leads nowhere is an error:
+/// the file is meant to be there.
 fn open(path: &Path, base: &Path, absent: Absent) -> Result<Option<File>> {
     let read = input::read_trusted_file(path).and_then(|(bytes, metadata)| Ok((input::text(bytes)?, metadata.mode())));
     match read {
@@ -214,7 +216,8 @@ fn unreadable(path: &Path, cause: &io::Error) -> anyhow::Error {
 }
 
 impl File {
-    /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a known option.
+    /// Parses the text of the file at `path`, which has the permissions `mode`. Fails on anything that is not a known
+    /// option.
     pub(super) fn parse(path: &OsStr, text: &str, mode: u32) -> Result<Self, UsageError> {
         let path = escaped(&path.to_string_lossy());
         let line = |at: Range<usize>| text.as_bytes()[..at.start.min(text.len())].split(|byte| *byte == b'\n').count();

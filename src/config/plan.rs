@@ -73,8 +73,8 @@ pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. Settings that concern only
-/// locks are ignored.
+/// Makes the plan of a run with the next value of the sequence that `read` finds in the settings. Settings that concern
+/// only locks are ignored.
 pub fn make_with_next_of(
     settings: &Settings<'_>,
     read: impl FnOnce(&Settings<'_>) -> Result<Sequence, UsageError>,
@@ -123,7 +123,8 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     })
 }
 
-/// Returns the error for a run without a key. An option in front of one of lockrun's subcommands turns the line into a run.
+/// Returns the error for a run without a key. An option in front of one of lockrun's subcommands turns the line into a
+/// run.
 fn no_key(settings: &Settings<'_>) -> UsageError {
     let first = settings.typed().get_many::<OsString>(name::COMMAND).and_then(|mut words| words.next());
     match first.and_then(|first| Subcommand::named(first)).map(Subcommand::name) {

@@ -1,7 +1,8 @@
-//! The user's settings from the command line, `LOCKRUN_…` variables, the user's configuration file and the system's, in order of
-//! precedence.
+//! The user's settings from the command line, `LOCKRUN_…` variables, the user's configuration file and the system's, in
+//! order of precedence.
 //!
-//! Pure, except that [`super::files`] reads the configuration and the caller's function reads the file that `--store-file` names.
+//! Pure, except that [`super::files`] reads the configuration and the caller's function reads the file that
+//! `--store-file` names.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -79,7 +80,8 @@ impl<'a> Settings<'a> {
         self.matches.get_flag(name)
     }
 
-    /// Returns the value of an option from the first layer that sets it, parsed by `read`, whose error says what is wrong.
+    /// Returns the value of an option from the first layer that sets it, parsed by `read`, whose error says what is
+    /// wrong.
     pub fn value<T>(&self, name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, UsageError> {
         Ok(self.value_and_source(name, read)?.map(|(value, _)| value))
     }
@@ -113,8 +115,8 @@ impl<'a> Settings<'a> {
         Ok(false)
     }
 
-    /// Returns which of several mutually exclusive options applies, and its layer: the one set in the first layer that sets any
-    /// of them. `is_set` returns whether a layer sets an option, or turns it off for the layers below.
+    /// Returns which of several mutually exclusive options applies, and its layer: the one set in the first layer that
+    /// sets any of them. `is_set` returns whether a layer sets an option, or turns it off for the layers below.
     pub(super) fn one_of<'n>(
         &self,
         names: &[&'n str],

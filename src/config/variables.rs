@@ -1,5 +1,5 @@
-//! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than intended.
-//! Kubernetes adds variables of the same prefix where a service is called `lockrun…`: these are ignored.
+//! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than
+//! intended. Kubernetes adds variables of the same prefix where a service is called `lockrun…`: these are ignored.
 
 use std::ffi::OsStr;
 
@@ -12,8 +12,8 @@ use crate::text::nearest::nearest;
 
 pub use super::layer::PREFIX;
 
-/// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option, nor one
-/// that lockrun sets for COMMAND, nor one that describes a service.
+/// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option,
+/// nor one that lockrun sets for COMMAND, nor one that describes a service.
 pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let known = || {
         let of_commands = text::ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned());
@@ -37,7 +37,8 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     Err(format!("{shown} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it").into())
 }
 
-/// Returns whether Kubernetes gives a container a variable of this name for a service: `lockrun`, or one whose name begins with `lockrun-`.
+/// Returns whether Kubernetes gives a container a variable of this name for a service: `lockrun`, or one whose name
+/// begins with `lockrun-`.
 fn describes_service(name: &str) -> bool {
     let is_word = |text: &str| {
         let is_letter = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';

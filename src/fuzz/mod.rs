@@ -1,5 +1,5 @@
-//! The fuzz targets: all code that parses input from outside. `make fuzz` searches for inputs that make a target panic. Inputs that once
-//! did, and examples of each kind, are in `fuzz/corpus`; every run of the tests tries them.
+//! The fuzz targets: all code that parses input from outside. `make fuzz` searches for inputs that make a target panic.
+//! Inputs that once did, and examples of each kind, are in `fuzz/corpus`; every run of the tests tries them.
 //!
 //! A target is a function that panics if an invariant does not hold. Each target is next to the code that it tests.
 
@@ -53,7 +53,8 @@ pub fn check_secret(text: &str) {
     assert!(!text.contains(PASSWORD), "the password is said: {text:?}");
 }
 
-/// Checks that a text is safe to show on a terminal: it has no control character except newline, and none that deceives its reader.
+/// Checks that a text is safe to show on a terminal: it has no control character except newline, and none that deceives
+/// its reader.
 pub fn check_harmless(text: &str) {
     let escaped = text::escape::escaped_lines(text);
     assert_eq!(escaped.trim_end_matches('\n'), text.trim_end_matches('\n'), "it is not escaped");

@@ -17,16 +17,17 @@ pub struct Grant {
     pub fence: u64,
     /// Our slot, from 0.
     pub slot: u32,
-    /// When the request that acquired the lock was sent, if it is held by a lease: the lease counts from then. `None`: the
-    /// kernel holds the lock for as long as lockrun or COMMAND lives.
+    /// When the request that acquired the lock was sent, if it is held by a lease: the lease counts from then. `None`:
+    /// the kernel holds the lock for as long as lockrun or COMMAND lives.
     pub lease_from: Option<Moment>,
-    /// Whether that lease is as long as the claim's [place](Claim::place) in the queue, because the lock was handed to it
-    /// there; otherwise it is as long as the claim's ttl.
+    /// Whether that lease is as long as the claim's [place](Claim::place) in the queue, because the lock was handed to
+    /// it there; otherwise it is as long as the claim's ttl.
     pub by_hand_off: bool,
 }
 
 impl Grant {
-    /// Returns the terms of the lease until its first renewal, for a `claim` whose lease has these `terms` from then on.
+    /// Returns the terms of the lease until its first renewal, for a `claim` whose lease has these `terms` from then
+    /// on.
     pub fn first_terms(&self, terms: Terms, claim: &Claim) -> Terms {
         if self.by_hand_off { terms.after_hand_off(claim.place()) } else { terms }
     }
@@ -46,8 +47,8 @@ pub struct Held {
     pub withheld: Option<Duration>,
     /// Our place in the queue, from 0, if the store keeps the queue: then the place has to be prolonged.
     pub place: Option<u64>,
-    /// In how long to ask again, although nothing wakes us: a lease, or a place ahead of ours, has ended then. `None`: not before
-    /// our place has to be prolonged.
+    /// In how long to ask again, although nothing wakes us: a lease, or a place ahead of ours, has ended then. `None`:
+    /// not before our place has to be prolonged.
     pub look_in: Option<Duration>,
     /// The last fence issued, if we wait.
     pub last_fence: u64,
@@ -81,8 +82,8 @@ pub enum Acquired {
     Mine(Grant),
     /// Other runs hold the lock, or are ahead in the queue.
     Held(Held),
-    /// The same, and the claim did not join the queue: too many already wait, or its token already holds the lock in another
-    /// mode.
+    /// The same, and the claim did not join the queue: too many already wait, or its token already holds the lock in
+    /// another mode.
     NotQueued(Held),
     /// The lock is not needed: a run has succeeded within [`Claim::once_per`]. The claim has left the queue.
     NotNeeded(RecentSuccess),
@@ -90,7 +91,8 @@ pub enum Acquired {
     Interrupted(i32),
 }
 
-/// A recent successful run, because of which no other is needed. Times are milliseconds of Unix time on the store's clock.
+/// A recent successful run, because of which no other is needed. Times are milliseconds of Unix time on the store's
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecentSuccess {
     /// When it began.

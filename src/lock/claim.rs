@@ -10,7 +10,8 @@ use super::lease::Ttl;
 use super::state::Purpose;
 use super::token::Token;
 
-/// The longest that a place in the queue lasts without a request of its waiter: for so long a dead one can keep the lock unused.
+/// The longest that a place in the queue lasts without a request of its waiter: for so long a dead one can keep the
+/// lock unused.
 const PLACE_MAX: Duration = Duration::from_secs(30);
 
 /// A claim to a lock, under a token, for a holder.
@@ -30,8 +31,8 @@ pub struct Claim {
     pub once_per: Option<Duration>,
     /// Whether the lock is acquired by hand and outlives this process. Otherwise a run holds and renews it.
     pub by_hand: bool,
-    /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply. Cancelling a
-    /// request drops only what that request obtained.
+    /// Identifies this request if the user chose the token, and may therefore repeat a request that got no reply.
+    /// Cancelling a request drops only what that request obtained.
     pub request: Option<Token>,
 }
 

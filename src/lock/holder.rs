@@ -47,7 +47,8 @@ impl Holder {
         Self::of_process(parent_id())
     }
 
-    /// Describes the local process `pid` as far as /proc shows it. For a lockrun process, the command is the one that it runs.
+    /// Describes the local process `pid` as far as /proc shows it. For a lockrun process, the command is the one that
+    /// it runs.
     pub fn of_process(pid: u32) -> Self {
         let owner = fs::metadata(format!("/proc/{pid}")).map(|process| Uid::from_raw(process.uid()));
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -81,8 +82,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Joins the words into a line of at most [`COMMAND_MAX`] bytes, without lockrun's secrets. A word with a space is quoted for
-/// people, not for a shell.
+/// Joins the words into a line of at most [`COMMAND_MAX`] bytes, without lockrun's secrets. A word with a space is
+/// quoted for people, not for a shell.
 fn command_line(argv: &[OsString]) -> String {
     let mut line = String::new();
     for word in argv {

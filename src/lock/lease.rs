@@ -2,9 +2,9 @@
 //!
 //! Pure: nothing here reads a clock or sends anything.
 //!
-//! A request sent at `sent_at` and granted keeps the lock, by the store's clock, until at least `sent_at + ttl`: the store
-//! began to count when the request arrived, which was later. Our clock may drift from the store's by up to 1 %, so the lock is
-//! certainly ours until
+//! A request sent at `sent_at` and granted keeps the lock, by the store's clock, until at least `sent_at + ttl`: the
+//! store began to count when the request arrived, which was later. Our clock may drift from the store's by up to 1 %,
+//! so the lock is certainly ours until
 //!
 //! ```text
 //! H = sent_at + ttl - ttl / 100 - 10 ms
@@ -79,8 +79,8 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline after KILL was sent: the next KILL is due half-way to H. If the first one missed a process and its
-    /// sender has been stopped since, another process sends the next one and needs the remaining time.
+    /// Returns the deadline after KILL was sent: the next KILL is due half-way to H. If the first one missed a process
+    /// and its sender has been stopped since, another process sends the next one and needs the remaining time.
     pub fn after_kill(self) -> Self {
         let kill_at = self.kill_at + self.horizon.since(self.kill_at) / 2;
         Deadline { term_at: kill_at, kill_at, horizon: self.horizon }
@@ -88,8 +88,8 @@ impl Deadline {
 }
 
 impl Terms {
-    /// Checks that these spans work together: a renewal that fails slowly, followed by the end of COMMAND, must fit into the
-    /// lease. The error shows the inequality that does not hold.
+    /// Checks that these spans work together: a renewal that fails slowly, followed by the end of COMMAND, must fit
+    /// into the lease. The error shows the inequality that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let sum = self.renew_every.saturating_add(self.kill_after).saturating_add(self.store_timeout);
         if sum < self.ttl {
@@ -119,14 +119,14 @@ impl Terms {
         ))
     }
 
-    /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place` in the queue, and is
-    /// renewed no later than the place would have been prolonged.
+    /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place`
+    /// in the queue, and is renewed no later than the place would have been prolonged.
     pub fn after_hand_off(self, place: Duration) -> Self {
         Terms { ttl: place, renew_every: self.renew_every.min(place / ASKS_PER_PLACE), ..self }
     }
 
-    /// Returns whether so much is left at `now` of the lease that was granted to a request sent at `sent_at`, that a renewal can be
-    /// answered before TERM is due. Otherwise the lease must be renewed before COMMAND starts.
+    /// Returns whether so much is left at `now` of the lease that was granted to a request sent at `sent_at`, that a
+    /// renewal can be answered before TERM is due. Otherwise the lease must be renewed before COMMAND starts.
     pub fn leave_time_to_renew(&self, sent_at: Moment, now: Moment) -> bool {
         now + self.store_timeout < self.deadline(sent_at).term_at
     }
@@ -138,14 +138,14 @@ impl Terms {
         Deadline { term_at: kill_at.before(self.kill_after), kill_at, horizon }
     }
 
-    /// Returns how long before H to send KILL. On an overloaded machine, the sender and each process that dies may have to wait
-    /// tenths of a second for a processor.
+    /// Returns how long before H to send KILL. On an overloaded machine, the sender and each process that dies may have
+    /// to wait tenths of a second for a processor.
     fn kill_margin(&self) -> Duration {
         (self.ttl / 8).min(Duration::from_secs(1))
     }
 
-    /// Returns when to renew a lease whose last granted request was sent at `sent_at`: after `renew_every`, but early enough
-    /// that the slowest possible request ends before TERM is due.
+    /// Returns when to renew a lease whose last granted request was sent at `sent_at`: after `renew_every`, but early
+    /// enough that the slowest possible request ends before TERM is due.
     fn renew_at(&self, sent_at: Moment) -> Moment {
         let latest = self.deadline(sent_at).term_at.before(self.store_timeout).max(sent_at);
         (sent_at + self.renew_every).min(latest)
@@ -189,8 +189,9 @@ pub struct LocalLease {
 }
 
 impl LocalLease {
-    /// Returns the lease granted to a request sent at `sent_at`. Its first length is that of `first`; from the first renewal on it is
-    /// that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`]. If the first one is shorter, it is renewed at once.
+    /// Returns the lease granted to a request sent at `sent_at`. Its first length is that of `first`; from the first
+    /// renewal on it is that of `terms`. The two differ after a hand-off: see [`Terms::after_hand_off`]. If the first
+    /// one is shorter, it is renewed at once.
     pub fn granted(terms: Terms, first: Terms, sent_at: Moment) -> Self {
         let renew_at = if first.ttl < terms.ttl { sent_at } else { first.renew_at(sent_at) };
         LocalLease { terms, deadline: first.deadline(sent_at), renew_at, lost: false }
@@ -208,8 +209,8 @@ impl LocalLease {
         }
     }
 
-    /// Returns when to try again after a renewal without a reply, which was given up at `now`. The pauses become shorter as TERM comes
-    /// closer: a store that answers again at the last moment still saves COMMAND.
+    /// Returns when to try again after a renewal without a reply, which was given up at `now`. The pauses become
+    /// shorter as TERM comes closer: a store that answers again at the last moment still saves COMMAND.
     fn retry_at(&self, now: Moment) -> Moment {
         let left = self.deadline.term_at.since(now);
         now + self.terms.retry_after().min((left / 2).max(RETRY_MIN))
@@ -220,8 +221,8 @@ impl LocalLease {
         self.deadline.term_at
     }
 
-    /// Records the reply, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the reply moved it.
-    /// A reply that arrives once TERM is due is too late.
+    /// Records the reply, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the reply
+    /// moved it. A reply that arrives once TERM is due is too late.
     pub fn answered(&mut self, sent_at: Moment, answer: RenewalAnswer, now: Moment) -> Option<Deadline> {
         if self.due(now) == Due::Stop {
             return None;
@@ -426,9 +427,9 @@ mod tests {
     }
 
     proptest! {
-        /// For every order of requests, replies, errors and time: COMMAND may run only before the H of a request that was
-        /// answered "mine" in time, H is that request's own `sent_at` plus the lease less the margins, and a lost lease stays
-        /// lost.
+        /// For every order of requests, replies, errors and time: COMMAND may run only before the H of a request that
+        /// was answered "mine" in time, H is that request's own `sent_at` plus the lease less the margins, and a lost
+        /// lease stays lost.
         #[test]
         fn no_history_lets_the_command_live_past_h(terms in any_terms(), steps in prop::collection::vec(step(), 1..60)) {
             let granted_at = at(5_000);

@@ -8,8 +8,8 @@ use uuid::Uuid;
 /// The longest token, in characters.
 const MAX_LEN: usize = 128;
 
-/// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. The store checks every change against
-/// it. It is a secret, so `Debug` does not print it.
+/// Identifies one acquisition of a lock: normally a random UUID, which cannot be guessed. The store checks every change
+/// against it. It is a secret, so `Debug` does not print it.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Token(String);
 

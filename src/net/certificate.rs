@@ -42,8 +42,8 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Returns the hash function of the signature algorithm, with SHA-256 in place of MD5 and SHA-1. `None` if the algorithm
-    /// has none of its own, like Ed25519, or is not known.
+    /// Returns the hash function of the signature algorithm, with SHA-256 in place of MD5 and SHA-1. `None` if the
+    /// algorithm has none of its own, like Ed25519, or is not known.
     fn hash(&self) -> Option<&'static Algorithm> {
         let algorithm = SliceReader::new(self.signature_algorithm).ok()?.decode().ok()?;
         match algorithm {
@@ -77,8 +77,8 @@ fn skip_rest(reader: &mut SliceReader<'_>) -> der::Result<()> {
 }
 
 /// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1): the certificate's hash, by the hash
-/// function of its signature algorithm. `None` if that algorithm has no hash function of its own, like Ed25519, for which the
-/// RFC defines no such data.
+/// function of its signature algorithm. `None` if that algorithm has no hash function of its own, like Ed25519, for
+/// which the RFC defines no such data.
 pub(super) fn server_end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let hash = Parts::read(certificate).ok()?.hash()?;
     Some(digest(hash, certificate).as_ref().to_vec())

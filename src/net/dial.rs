@@ -98,8 +98,8 @@ impl Dialing {
         }
     }
 
-    /// Returns whether the name is still being looked up by a child process. The child must not outlast the request, because it
-    /// is not one of COMMAND's processes.
+    /// Returns whether the name is still being looked up by a child process. The child must not outlast the request,
+    /// because it is not one of COMMAND's processes.
     pub fn is_looking_up(&self) -> bool {
         matches!(self.step, Step::LookUp(_))
     }
@@ -181,8 +181,8 @@ impl Remaining {
         Remaining { addresses: addresses.into_iter(), error: None }
     }
 
-    /// Notes why another address failed. That this machine has no way to it says nothing about the host: on one without IPv6, each
-    /// IPv6 address fails so.
+    /// Notes why another address failed. That this machine has no way to it says nothing about the host: on one without
+    /// IPv6, each IPv6 address fails so.
     fn after(self, error: io::Error) -> Self {
         let is_ours = matches!(
             error.raw_os_error().map(Errno::from_raw),

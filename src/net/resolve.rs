@@ -15,9 +15,9 @@ use crate::sys::clock::Moment;
 
 /// A host name look-up in progress, which never blocks.
 ///
-/// A build for glibc uses getent(1): a static program cannot load the system's name service modules, and unlike a call of the library a
-/// child process can be killed at the deadline. A build for musl, whose resolver needs no modules, also works where there is no getent,
-/// as in a container image built from scratch: it calls the library.
+/// A build for glibc uses getent(1): a static program cannot load the system's name service modules, and unlike a call
+/// of the library a child process can be killed at the deadline. A build for musl, whose resolver needs no modules,
+/// also works where there is no getent, as in a container image built from scratch: it calls the library.
 pub struct LookUp {
     /// getent, unless the C library looks the name up.
     child: Option<Child>,
@@ -117,8 +117,8 @@ impl LookUp {
     }
 }
 
-/// Returns the error of a look-up for which getent could not be started. A lack of descriptors or memory stays the error that it
-/// is: callers know it by its number.
+/// Returns the error of a look-up for which getent could not be started. A lack of descriptors or memory stays the
+/// error that it is: callers know it by its number.
 fn why_no_getent(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
@@ -142,8 +142,8 @@ pub fn too_slow() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "looking up its name takes too long")
 }
 
-/// Returns where an answer can be read without blocking, and where it is written. Not a pipe: a write to a pipe without a
-/// reader would raise SIGPIPE.
+/// Returns where an answer can be read without blocking, and where it is written. Not a pipe: a write to a pipe without
+/// a reader would raise SIGPIPE.
 fn answer() -> io::Result<(UnixStream, UnixStream)> {
     let (answer, output) = UnixStream::pair()?;
     answer.set_nonblocking(true)?;

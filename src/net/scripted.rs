@@ -17,8 +17,8 @@ struct Servers {
     ends: Vec<UnixStream>,
 }
 
-/// Runs `act`. Each connection that this thread makes meanwhile receives the next of the `scripts`, followed by an end of file.
-/// When none is left, connections are refused.
+/// Runs `act`. Each connection that this thread makes meanwhile receives the next of the `scripts`, followed by an end
+/// of file. When none is left, connections are refused.
 pub fn with<T>(scripts: impl IntoIterator<Item = Vec<u8>>, act: impl FnOnce() -> T) -> T {
     let servers = Servers { scripts: scripts.into_iter().collect(), ends: Vec::new() };
     SERVERS.set(Some(servers));

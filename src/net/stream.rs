@@ -31,9 +31,9 @@ impl Stream {
         }
     }
 
-    /// Performs the TLS handshake with `host` over a plain stream, within its deadline, once the server has agreed to TLS. The caller must
-    /// not have read a byte beyond the server's consent: what follows could come from an impostor, and only the handshake can
-    /// tell. Fails as [`Tls::handshake`] does.
+    /// Performs the TLS handshake with `host` over a plain stream, within its deadline, once the server has agreed to
+    /// TLS. The caller must not have read a byte beyond the server's consent: what follows could come from an impostor,
+    /// and only the handshake can tell. Fails as [`Tls::handshake`] does.
     pub fn upgrade(self, tls: &Tls, host: &str) -> io::Result<Stream> {
         match self {
             Stream::Plain(timed) => Ok(Stream::Tls(Box::new(tls.handshake(host, timed)?))),
@@ -46,8 +46,9 @@ impl Stream {
         Stream::Tls(Box::new(StreamOwned::new(session, socket)))
     }
 
-    /// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1), a hash of the server's certificate. `None`
-    /// without TLS, and for a certificate whose signature algorithm has no single hash function, such as Ed25519.
+    /// Returns the channel binding data `tls-server-end-point` (RFC 5929, section 4.1), a hash of the server's
+    /// certificate. `None` without TLS, and for a certificate whose signature algorithm has no single hash function,
+    /// such as Ed25519.
     pub fn server_end_point(&self) -> Option<Vec<u8>> {
         match self {
             Stream::Plain(_) => None,
@@ -108,8 +109,8 @@ impl AsFd for Socket {
 /// The deadline of an operation that takes what has already arrived, and does not wait.
 pub const NO_WAIT: Moment = Moment::from_boot(Duration::ZERO);
 
-/// How many bytes can be read after the deadline. What has arrived by then counts, even if this process was stopped and reads it late. But a peer
-/// that never stops sending makes nobody wait, so that only a bound ends the reading.
+/// How many bytes can be read after the deadline. What has arrived by then counts, even if this process was stopped and
+/// reads it late. But a peer that never stops sending makes nobody wait, so that only a bound ends the reading.
 const LATE_MAX: usize = 64 * 1024;
 
 /// A socket whose operations wait until a deadline.

@@ -29,7 +29,8 @@ impl Certificates {
         ));
     }
 
-    /// Makes a certificate issued by the authority, with these lines of extensions. Without any it is of X.509 version 1.
+    /// Makes a certificate issued by the authority, with these lines of extensions. Without any it is of X.509 version
+    /// 1.
     pub(super) fn issue(&self, name: &str, extensions: &[&str]) {
         self.openssl(&format!("req -newkey {ECDSA} -nodes -subj /CN=localhost -keyout {name}.key -out {name}.csr"));
         let mut sign =

@@ -21,8 +21,8 @@ use crate::text::escape::typed_path;
 /// What a server's certificate must prove, besides that the server has its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verification {
-    /// That a trusted authority has issued it for the server's name, or for its IP address if the URL has an address. The name
-    /// must be among the certificate's alternative names: its common name does not count.
+    /// That a trusted authority has issued it for the server's name, or for its IP address if the URL has an address.
+    /// The name must be among the certificate's alternative names: its common name does not count.
     Full,
     /// That a trusted authority has issued it, for any name.
     Authority,
@@ -30,8 +30,8 @@ pub enum Verification {
     None,
 }
 
-/// The configuration for handshakes with all servers of a store. Its files are read once: a run may connect to another server
-/// long after they were replaced, and a pipe can be read only once.
+/// The configuration for handshakes with all servers of a store. Its files are read once: a run may connect to another
+/// server long after they were replaced, and a pipe can be read only once.
 #[derive(Clone)]
 pub struct Tls(Arc<ClientConfig>);
 
@@ -70,15 +70,15 @@ impl Tls {
         Ok(StreamOwned::new(session, socket))
     }
 
-    /// Starts a handshake with `host`, which [`Tls::continue_handshake`] continues without blocking. Fails if no certificate
-    /// can be for such a name.
+    /// Starts a handshake with `host`, which [`Tls::continue_handshake`] continues without blocking. Fails if no
+    /// certificate can be for such a name.
     pub fn session(&self, host: &str) -> io::Result<ClientConnection> {
         let name = server_name(host).map_err(|why| io::Error::other(format!("its name {why}")))?;
         ClientConnection::new(Arc::clone(&self.0), name).map_err(io::Error::other)
     }
 
-    /// Continues a handshake without waiting. Returns whether it is complete. After the deadline of the `socket` it fails as
-    /// [`Tls::handshake`] does.
+    /// Continues a handshake without waiting. Returns whether it is complete. After the deadline of the `socket` it
+    /// fails as [`Tls::handshake`] does.
     pub fn continue_handshake(session: &mut ClientConnection, socket: &mut DeadlineSocket) -> io::Result<bool> {
         while session.is_handshaking() {
             let done = socket.without_waiting(|socket| session.complete_io(socket));
@@ -103,8 +103,8 @@ fn why_failed(session: &mut ClientConnection, socket: &mut DeadlineSocket, error
 
 /// Returns the TLS error behind `error`, which an operation on `socket` returned; `error` itself if there is none.
 ///
-/// A server that rejects a certificate sends an alert and closes the connection, often before it has read everything from the
-/// client. The client's next write then fails, although the alert has arrived.
+/// A server that rejects a certificate sends an alert and closes the connection, often before it has read everything
+/// from the client. The client's next write then fails, although the alert has arrived.
 pub fn tls_error_behind(session: &mut ClientConnection, socket: &mut DeadlineSocket, error: io::Error) -> io::Error {
     if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
         return error;

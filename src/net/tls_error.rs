@@ -8,8 +8,8 @@ use rustls::{AlertDescription, CertificateError, Error, InconsistentKeys, Invali
 
 use crate::text::duration::say;
 
-/// Why a handshake failed, where that hints at a wrong address of the server or at untrusted authorities. It is the content of
-/// the [`io::Error`] that reports it.
+/// Why a handshake failed, where that hints at a wrong address of the server or at untrusted authorities. It is the
+/// content of the [`io::Error`] that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeFailure {
     /// The server did not answer in time: it hangs, or expects another protocol.
@@ -59,9 +59,9 @@ impl fmt::Display for HandshakeFailure {
 
 impl std::error::Error for HandshakeFailure {}
 
-/// Returns the name of the TLS alert by which the server rejected the client's certificate, or the lack of one, if `error`
-/// reports such an alert. A TLS 1.3 server judges the certificate after the client has completed the handshake, so a later read
-/// may report it.
+/// Returns the name of the TLS alert by which the server rejected the client's certificate, or the lack of one, if
+/// `error` reports such an alert. A TLS 1.3 server judges the certificate after the client has completed the handshake,
+/// so a later read may report it.
 pub fn certificate_alert(error: &io::Error) -> Option<String> {
     let Some(Error::AlertReceived(alert)) = tls_error(error) else { return None };
     let is_about_certificate = matches!(

@@ -1,5 +1,5 @@
-//! Verifies a server's certificate less strictly than rustls does: regardless of its names, or only that the server has its
-//! key.
+//! Verifies a server's certificate less strictly than rustls does: regardless of its names, or only that the server has
+//! its key.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -45,8 +45,8 @@ impl ServerCertVerifier for NamelessVerifier {
         verify_tls12_signature(message, certificate, signature, &self.algorithms)
     }
 
-    // By the key alone: where nothing else is verified, the rest of a certificate must not make it fail. rustls cannot parse
-    // X.509 version 1, which openssl(1) makes without extensions, and which many PostgreSQL servers use.
+    // By the key alone: where nothing else is verified, the rest of a certificate must not make it fail. rustls cannot
+    // parse X.509 version 1, which openssl(1) makes without extensions, and which many PostgreSQL servers use.
     fn verify_tls13_signature(
         &self,
         message: &[u8],

@@ -1,7 +1,7 @@
 //! The event log: a file to which events are appended, one JSON object per line.
 //!
-//! It never makes a run fail or wait once the run has begun: lines that cannot be written are lost, with one warning. A file that a second
-//! user could have chosen is refused before that.
+//! It never makes a run fail or wait once the run has begun: lines that cannot be written are lost, with one warning. A
+//! file that a second user could have chosen is refused before that.
 
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -61,7 +61,8 @@ struct Line<'a> {
 }
 
 impl EventLog {
-    /// Starts to open the event log of `run` in this file, which is created if it does not exist. The signals must be blocked.
+    /// Starts to open the event log of `run` in this file, which is created if it does not exist. The signals must be
+    /// blocked.
     pub fn open(file: &EventFile, run: Holder) -> Self {
         let (line_writer, error) = match LineWriter::new(file.path.clone()) {
             Ok(line_writer) => (Some(line_writer), None),
@@ -81,7 +82,8 @@ impl EventLog {
         event_log
     }
 
-    /// Waits briefly for the file to be opened. Fails, with a message for the user, if a second user could have chosen it.
+    /// Waits briefly for the file to be opened. Fails, with a message for the user, if a second user could have chosen
+    /// it.
     pub fn check(&self) -> Result<(), String> {
         let Some(why) = self.line_writer.as_ref().and_then(LineWriter::refusal) else { return Ok(()) };
         // The error says it.

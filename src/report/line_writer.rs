@@ -1,5 +1,5 @@
-//! Writes lines to a file whose writes may block, such as one on an unreachable server, in a thread of its own, so that the run
-//! does not wait.
+//! Writes lines to a file whose writes may block, such as one on an unreachable server, in a thread of its own, so that
+//! the run does not wait.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -36,11 +36,11 @@ pub struct LineWriter {
 }
 
 impl LineWriter {
-    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread cannot be started.
-    /// Does not wait for the file to be opened.
+    /// Starts a thread that appends to the file at `path`, which it creates if it does not exist. Fails if the thread
+    /// cannot be started. Does not wait for the file to be opened.
     ///
-    /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child of a
-    /// fork(2) could need, except the allocator's, which the C library handles.
+    /// The signals must be blocked, so that they do not interrupt the thread. The thread takes no lock that the child
+    /// of a fork(2) could need, except the allocator's, which the C library handles.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let (lines, to_write) = channel::<String>();
         let (ends, end) = channel();
@@ -63,8 +63,8 @@ impl LineWriter {
         Ok(LineWriter { lines: Some(lines), end: Mutex::new(end), failure, check: Mutex::new(check) })
     }
 
-    /// Returns why the file was refused, if a second user could have chosen it. Waits no longer than [`OPEN_WAIT`]: a file that takes longer
-    /// to open is refused all the same, which [`LineWriter::failure`] then returns.
+    /// Returns why the file was refused, if a second user could have chosen it. Waits no longer than [`OPEN_WAIT`]: a
+    /// file that takes longer to open is refused all the same, which [`LineWriter::failure`] then returns.
     pub fn refusal(&self) -> Option<String> {
         let check = self.check.lock().unwrap_or_else(PoisonError::into_inner);
         check.recv_timeout(OPEN_WAIT).ok().flatten()
@@ -94,8 +94,8 @@ fn open(path: &Path) -> io::Result<File> {
     open_to_append(path).or_else(|error| standard_socket(path).ok_or(error))
 }
 
-/// Returns a duplicate of standard error or standard output, if `path` names it, as `/dev/stderr` does, and it is a socket, as under
-/// systemd: a socket cannot be opened.
+/// Returns a duplicate of standard error or standard output, if `path` names it, as `/dev/stderr` does, and it is a
+/// socket, as under systemd: a socket cannot be opened.
 fn standard_socket(path: &Path) -> Option<File> {
     let named = fs::metadata(path).ok().filter(|named| named.file_type().is_socket())?;
     let (stderr, stdout) = (io::stderr(), io::stdout());

@@ -25,8 +25,9 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// Prints `text` in one write unless it is very long, each line with the prefix, and escapes characters that could control a
-/// terminal. During a run, the message is lost if standard error is not read for a short time, see [`stderr::limit_blocking`].
+/// Prints `text` in one write unless it is very long, each line with the prefix, and escapes characters that could
+/// control a terminal. During a run, the message is lost if standard error is not read for a short time, see
+/// [`stderr::limit_blocking`].
 pub fn say(text: &str) {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {

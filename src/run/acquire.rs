@@ -23,13 +23,13 @@ pub struct HeldPolicy {
     pub on_held: OnHeld,
     /// The exit status if it stays held.
     pub held_status: u8,
-    /// The terms of the lease under which a command starts; `None` if the lease is not renewed from here: then it must last for its
-    /// whole ttl.
+    /// The terms of the lease under which a command starts; `None` if the lease is not renewed from here: then it must
+    /// last for its whole ttl.
     pub terms: Option<Terms>,
 }
 
-/// Acquires the lock that `claim` names; `guardian` is set if this process is one. If the lock is not granted, reports why, and returns
-/// the outcome of the run as the error.
+/// Acquires the lock that `claim` names; `guardian` is set if this process is one. If the lock is not granted, reports
+/// why, and returns the outcome of the run as the error.
 pub fn acquire(
     store: &mut dyn Store,
     claim: &Claim,
@@ -125,15 +125,16 @@ pub fn acquire(
     }
 }
 
-/// Returns whether the run is to be skipped because of this holder. A holder that has held the lock for an unknown time counts as one
-/// that has held it for too long.
+/// Returns whether the run is to be skipped because of this holder. A holder that has held the lock for an unknown time
+/// counts as one that has held it for too long.
 fn is_skipped(on_held: OnHeld, held: &Held) -> bool {
     let OnHeld::Skip { held_less_than } = on_held else { return false };
     held_less_than.is_none_or(|span| held.since.is_some_and(|since| since < span))
 }
 
-/// Returns the last of the enclosing runs that hold the lock, if they keep the claim from being granted, and how many slots there are, if
-/// there are several: the enclosing runs hold all of them. If the store cannot be read, assumes that they do not keep it.
+/// Returns the last of the enclosing runs that hold the lock, if they keep the claim from being granted, and how many
+/// slots there are, if there are several: the enclosing runs hold all of them. If the store cannot be read, assumes
+/// that they do not keep it.
 fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -> Option<(Held, Option<u32>)> {
     if outer.is_empty() {
         return None;
@@ -145,24 +146,25 @@ fn self_deadlock(store: &mut dyn Store, claim: &Claim, outer: &EnclosingLocks) -
     let last = around.last()?;
     let is_hopeless = match claim.mode {
         Mode::Slots(slots) => last.is_shared || around.len() >= slots as usize,
-        // Shared holders leave room, unless an exclusive waiter may be ahead in the queue: that one waits for the enclosing run.
+        // Shared holders leave room, unless an exclusive waiter may be ahead in the queue: that one waits for the
+        // enclosing run.
         Mode::Shared => !last.is_shared || !status.waiters.is_empty(),
     };
     let slots = claim.mode.several_slots().filter(|_| !last.is_shared);
     is_hopeless.then(|| (as_held(last, status.now_ms), slots))
 }
 
-/// Returns the holder under the claim's token, if the user chose that token and it holds the lock already, and whether it shares the lock:
-/// then the claim neither gets the lock in another way nor joins the queue, however few wait. If the store cannot be read, assumes that
-/// there is none.
+/// Returns the holder under the claim's token, if the user chose that token and it holds the lock already, and whether
+/// it shares the lock: then the claim neither gets the lock in another way nor joins the queue, however few wait. If
+/// the store cannot be read, assumes that there is none.
 fn held_by_its_token(store: &mut dyn Store, claim: &Claim) -> Option<(Held, bool)> {
     let status = own_status(store, claim)?;
     let holder = status.holder_under(&claim.token)?;
     Some((as_held(holder, status.now_ms), holder.is_shared))
 }
 
-/// Returns whether the claim's token, which the user chose, held the acquired lock alone before, so that it still does, although the claim
-/// asked to share it or for a slot. `None` if the store cannot be read.
+/// Returns whether the claim's token, which the user chose, held the acquired lock alone before, so that it still does,
+/// although the claim asked to share it or for a slot. `None` if the store cannot be read.
 pub fn is_held_alone(store: &mut dyn Store, claim: &Claim) -> Option<bool> {
     if claim.request.is_none() || claim.mode.is_exclusive() {
         return Some(claim.mode.is_exclusive());

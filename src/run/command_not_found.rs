@@ -23,7 +23,8 @@ const UNITS: [&str; 16] = [
     "w",
 ];
 
-/// Returns a hint at what the user most likely meant by a program of this name, which does not exist. `alone`: COMMAND is this one word.
+/// Returns a hint at what the user most likely meant by a program of this name, which does not exist. `alone`: COMMAND
+/// is this one word.
 pub(super) fn meant_by(program: &str, alone: bool) -> Option<&'static str> {
     let name = program.split('=').next().unwrap_or_default();
     let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');

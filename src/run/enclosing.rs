@@ -44,11 +44,11 @@ impl EnclosingLocks {
         (!self.is_empty()).then(|| self.0.iter().map(Token::as_str).collect::<Vec<_>>().join(" "))
     }
 
-    /// Returns the value of [`OUTER`] for a shell that has acquired a further lock by hand under the token `acquired`; `None` if
-    /// there is no other.
+    /// Returns the value of [`OUTER`] for a shell that has acquired a further lock by hand under the token `acquired`;
+    /// `None` if there is no other.
     ///
-    /// A shell that acquires one lock after the other adds a token each time, and cannot tell which of them it has released.
-    /// So that the value stays short, only the first tokens are kept: those of the runs around the shell.
+    /// A shell that acquires one lock after the other adds a token each time, and cannot tell which of them it has
+    /// released. So that the value stays short, only the first tokens are kept: those of the runs around the shell.
     pub fn for_shell(&self, acquired: &Token) -> Option<String> {
         let others = self.0.iter().filter(|token| *token != acquired).take(FOR_SHELL);
         EnclosingLocks(others.cloned().collect()).for_command()

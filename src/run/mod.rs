@@ -62,7 +62,8 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
     let forked = parent::fork();
     match forked.map_err(|errno| anyhow!("cannot start lockrun's guardian process: {}", why_no_process(errno)))? {
         ForkSide::Guardian(guardian) => {
-            // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare --pid without --fork).
+            // Again, because the guardian may be in a PID namespace that was created for lockrun's children (unshare
+            // --pid without --fork).
             let checked = start::check_proc(plan);
             let run = checked.and_then(|()| Ok(Run::new(plan, claim)?));
             let done = run.and_then(|run| run.carry_out(store, signals, Some(&guardian)));
@@ -102,8 +103,8 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports. Fails if the event log
-    /// cannot be trusted.
+    /// Opens the event log, which starts a thread: must be called after the fork, in the process that reports. Fails if
+    /// the event log cannot be trusted.
     fn new(plan: &'a Plan, claim: Claim) -> Result<Self, UsageError> {
         let run = Self::reporting(plan, claim);
         run.reporter.check_event_log()?;
@@ -116,8 +117,8 @@ impl<'a> Run<'a> {
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter }
     }
 
-    /// As [`Run::new`], for a run that the guardian has reported until now. Does not wait for the event log, which can only make a run fail
-    /// at its beginning.
+    /// As [`Run::new`], for a run that the guardian has reported until now. Does not wait for the event log, which can
+    /// only make a run fail at its beginning.
     fn resumed(plan: &'a Plan, claim: Claim, milestones: Milestones) -> Self {
         let run = Self::reporting(plan, claim);
         run.reporter.resume(milestones);

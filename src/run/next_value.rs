@@ -28,8 +28,8 @@ pub enum NextValue {
     Interrupted(i32),
 }
 
-/// Runs `program` with `value` as its only argument, and reads the one line that it prints. `guardian` is set if this process is one: then
-/// lockrun's death ends the wait. The error says what is wrong.
+/// Runs `program` with `value` as its only argument, and reads the one line that it prints. `guardian` is set if this
+/// process is one: then lockrun's death ends the wait. The error says what is wrong.
 pub fn run(program: &OsStr, value: &str, signals: &Signals, guardian: Option<&Guardian>) -> Result<NextValue, String> {
     let shown = escaped(&program.to_string_lossy());
     // In its own process group, so that the processes that it starts can be killed with it.
@@ -72,7 +72,8 @@ struct ProgramWait<'a> {
 }
 
 impl ProgramWait<'_> {
-    /// Reads to the end of the output. Fails if it is more than twice as long as a value, which leaves room for blanks around the value.
+    /// Reads to the end of the output. Fails if it is more than twice as long as a value, which leaves room for blanks
+    /// around the value.
     fn read_output(&mut self, mut output: ChildStdout) -> Result<Output, String> {
         let mut printed = Vec::new();
         loop {
@@ -113,7 +114,8 @@ impl ProgramWait<'_> {
     }
 }
 
-/// Kills a program and its process group, and reaps it. It has not been reaped before, so its group id has not been reused.
+/// Kills a program and its process group, and reaps it. It has not been reaped before, so its group id has not been
+/// reused.
 fn kill(child: &mut Child) {
     if let Ok(group) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);

@@ -8,7 +8,8 @@ use crate::supervise::{Finished, StopReason};
 /// Every way a run of lockrun can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// COMMAND ran and ended by itself, or a signal interrupted lockrun before COMMAND started: lockrun ends the same way.
+    /// COMMAND ran and ended by itself, or a signal interrupted lockrun before COMMAND started: lockrun ends the same
+    /// way.
     Ended(Ending),
     /// COMMAND was not run: the lock was held and `--skip` applies, or a run had succeeded within `--once-per`.
     Skipped,
@@ -22,7 +23,8 @@ pub enum Outcome {
     BadUsage,
     /// The store cannot be reached, rejects the request, or does not answer in time. COMMAND was not started.
     StoreFailed,
-    /// The lock is held and was not waited for, or the wait timed out; the status is 75 unless `--conflict-exit-code` changed it.
+    /// The lock is held and was not waited for, or the wait timed out; the status is 75 unless `--conflict-exit-code`
+    /// changed it.
     Held(u8),
     /// The lease was lost while COMMAND ran, and COMMAND was ended.
     Lost,

@@ -1,5 +1,5 @@
-//! What the user sees of a wait: on a terminal, a line that is refreshed in place and erased when the wait is over; elsewhere nothing,
-//! or one message with `--verbose`.
+//! What the user sees of a wait: on a terminal, a line that is refreshed in place and erased when the wait is over;
+//! elsewhere nothing, or one message with `--verbose`.
 
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,8 +35,8 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Returns the display of a wait that begins now. The wait ends when `is_hopeless` returns `true` for a holder of the lock.
-    /// `guardian` is set if this process is one.
+    /// Returns the display of a wait that begins now. The wait ends when `is_hopeless` returns `true` for a holder of
+    /// the lock. `guardian` is set if this process is one.
     pub fn new(
         reporter: &'a Reporter,
         is_hopeless: &'a (dyn Fn(&Held) -> bool + Sync),

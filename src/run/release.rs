@@ -13,16 +13,16 @@ use crate::supervise::{Finished, StopReason};
 use crate::sys::clock::Moment;
 
 impl Run<'_> {
-    /// Returns why the `lease` was lost, if it was, of a COMMAND that ended at `ended_at`. The renewer has not reported the loss: it was
-    /// still waiting for an answer of the store, or the guardian noticed first that TERM was due.
+    /// Returns why the `lease` was lost, if it was, of a COMMAND that ended at `ended_at`. The renewer has not reported
+    /// the loss: it was still waiting for an answer of the store, or the guardian noticed first that TERM was due.
     pub(super) fn unreported_loss(&self, lease: &Renewal, finished: Finished, ended_at: Moment) -> Option<String> {
         let is_lost =
             if self.plan.kill_on_lost { finished.why == Some(StopReason::Lost) } else { lease.is_lost_at(ended_at) };
         is_lost.then(|| lease.why_lost())
     }
 
-    /// Releases the lock, and reports how COMMAND ended, and before that the loss of the lease if nothing has reported it yet: `lost` is
-    /// the reason.
+    /// Releases the lock, and reports how COMMAND ended, and before that the loss of the lease if nothing has reported
+    /// it yet: `lost` is the reason.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, lost: Option<&str>) {
         let is_lost = finished.why == Some(StopReason::Lost);
         let events = self.end_events(finished, lost);
@@ -34,7 +34,8 @@ impl Run<'_> {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.report(Event::Failed { why });
         } else if let Some(released) = released.filter(|it| !is_lost || matches!(it, Ok(Released::Retained))) {
-            // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock any more.
+            // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock
+            // any more.
             self.report_released(how, released);
         }
     }
@@ -50,8 +51,8 @@ impl Run<'_> {
         outcome
     }
 
-    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way. The store records
-    /// lockrun's own ending: a COMMAND that had to be ended has failed, whatever its status.
+    /// Returns how to release the lock, which was granted at `granted_at`, after COMMAND has `finished` in this way.
+    /// The store records lockrun's own ending: a COMMAND that had to be ended has failed, whatever its status.
     pub(super) fn release_after(&self, finished: Finished, granted_at: Moment) -> Release {
         let outcome = Outcome::of(finished);
         let succeeded = outcome == Outcome::Ended(Ending::Exited(0));

@@ -41,7 +41,8 @@ impl Renewal {
         }
     }
 
-    /// Records the store's answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the answer moved it.
+    /// Records the store's answer, received at `now`, to the renewal sent at `sent_at`. Returns the new deadline if the
+    /// answer moved it.
     pub fn answered(&mut self, sent_at: Moment, answer: Result<Renewed, StoreError>, now: Moment) -> Option<Deadline> {
         let answer = match answer {
             Ok(Renewed::Mine) => {
@@ -64,7 +65,8 @@ impl Renewal {
         self.lease.answered(sent_at, answer, now)
     }
 
-    /// Skips a renewal that is due at `now`, because lockrun is stopped. It becomes due again as if the store had not answered.
+    /// Skips a renewal that is due at `now`, because lockrun is stopped. It becomes due again as if the store had not
+    /// answered.
     pub fn skip(&mut self, now: Moment) {
         self.answered(now, Err(anyhow::anyhow!("lockrun is stopped")), now);
     }

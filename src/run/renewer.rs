@@ -1,7 +1,7 @@
 //! The renewer: the thread that renews a lease for as long as COMMAND runs.
 //!
-//! It decides nothing itself: [`super::renewal`] says what is due, and the guardian's main thread, to which it reports every renewal,
-//! ends COMMAND when renewals stop, even if this thread has failed.
+//! It decides nothing itself: [`super::renewal`] says what is due, and the guardian's main thread, to which it reports
+//! every renewal, ends COMMAND when renewals stop, even if this thread has failed.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,8 @@ use crate::sys::wait::readable;
 /// The thread's stack size: enough for a TLS handshake. Untouched pages cost nothing.
 const STACK: usize = 512 * 1024;
 
-/// A store that the main thread and the renewer share until the main thread takes it back. One thread at a time uses it.
+/// A store that the main thread and the renewer share until the main thread takes it back. One thread at a time uses
+/// it.
 pub struct SharedStore(Arc<Mutex<Option<Shared>>>);
 
 /// What the two threads share.
@@ -41,8 +42,8 @@ impl SharedStore {
         SharedStore(Arc::new(Mutex::new(Some(Shared { store, renewal: None }))))
     }
 
-    /// Takes the store back, so that nothing is renewed any more. Waits for a renewal in progress. Also returns the lease, if there is one
-    /// and the renewer has not reported its loss: then it never will.
+    /// Takes the store back, so that nothing is renewed any more. Waits for a renewal in progress. Also returns the
+    /// lease, if there is one and the renewer has not reported its loss: then it never will.
     pub fn take_back(self) -> (Box<dyn Backend>, Option<Renewal>) {
         let Shared { store, renewal } = self.lock().take().expect("it is taken back once");
         (store, renewal)
@@ -77,8 +78,8 @@ struct Renewing {
 }
 
 impl Renewer {
-    /// Creates the thread, which waits for [`Renewer::start`], and ends if the renewer is dropped before that. Fails if no descriptor or
-    /// thread is left, which must be known before COMMAND starts.
+    /// Creates the thread, which waits for [`Renewer::start`], and ends if the renewer is dropped before that. Fails if
+    /// no descriptor or thread is left, which must be known before COMMAND starts.
     pub fn prepare() -> Result<Self, anyhow::Error> {
         let what = "cannot prepare to renew the lease";
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).context(what)?);
@@ -93,7 +94,8 @@ impl Renewer {
         Ok(Renewer { thread: thread.context("cannot start the renewal thread")?, stop, work })
     }
 
-    /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without one, the loss is only reported.
+    /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without one, the loss is only
+    /// reported.
     pub fn start(
         &self,
         store: &SharedStore,
@@ -106,12 +108,13 @@ impl Renewer {
             shared.renewal = Some(Renewal::new(lease));
         }
         let shared = SharedStore(Arc::clone(&store.0));
-        // If the thread has failed, nothing is renewed, and the guardian ends COMMAND in time (not with `--on-lost warn`).
+        // If the thread has failed, nothing is renewed, and the guardian ends COMMAND in time (not with `--on-lost
+        // warn`).
         let _ = self.work.send(Work { shared, claim, control, reporter });
     }
 
-    /// Stops the thread after the renewal in progress, before the store is taken back: COMMAND has ended, and the thread, which cannot know
-    /// how, must not report a loss any more.
+    /// Stops the thread after the renewal in progress, before the store is taken back: COMMAND has ended, and the
+    /// thread, which cannot know how, must not report a loss any more.
     pub fn stop(&self) {
         // Cannot fail: the counter is far from full.
         let _ = self.stop.write(1);

@@ -77,7 +77,8 @@ impl Run<'_> {
         self.outcome_of_failure(failure)
     }
 
-    /// Reports that some of COMMAND's processes cannot be killed, and that lockrun waits for them. `pids` are their ids, as far as known.
+    /// Reports that some of COMMAND's processes cannot be killed, and that lockrun waits for them. `pids` are their
+    /// ids, as far as known.
     pub(super) fn report_stuck(&self, pids: &[pid_t]) {
         let pids: Vec<String> = pids.iter().take(STUCK_NAMED).map(pid_t::to_string).collect();
         let named = if pids.is_empty() { String::new() } else { format!(" (process {})", pids.join(", ")) };
@@ -85,12 +86,13 @@ impl Run<'_> {
             "some of the command's processes cannot be killed{named}; the lock stays held until they have ended: end them, as root if need be"
         );
         let reporter = Arc::clone(&self.reporter);
-        // In a thread: a standard error that is not read must not delay the supervision of COMMAND. If no thread can be created, nothing is
-        // reported.
+        // In a thread: a standard error that is not read must not delay the supervision of COMMAND. If no thread can be
+        // created, nothing is reported.
         let _ = thread::Builder::new().spawn(move || reporter.report(Event::Failed { why: &why }));
     }
 
-    /// Returns the events that report the loss of the lease for the reason `lost`, if there is one, and how COMMAND ended.
+    /// Returns the events that report the loss of the lease for the reason `lost`, if there is one, and how COMMAND
+    /// ended.
     pub(super) fn end_events<'e>(
         &self,
         finished: Finished,
@@ -107,7 +109,8 @@ impl Run<'_> {
         lost.into_iter().chain(reason.map(Event::Killed)).chain([Event::Finished(finished.command)])
     }
 
-    /// Returns a hint at what the user most likely meant by a program that does not exist, beginning with a semicolon; or nothing.
+    /// Returns a hint at what the user most likely meant by a program that does not exist, beginning with a semicolon;
+    /// or nothing.
     fn meant(&self) -> String {
         let Some(program) = self.plan.argv.first() else { return String::new() };
         let alone = self.plan.argv.len() == 1;

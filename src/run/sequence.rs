@@ -48,8 +48,8 @@ pub enum Order {
     },
 }
 
-/// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is one. Returns the grant
-/// and the value. If that fails, reports why and returns the run's outcome.
+/// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is
+/// one. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
@@ -195,7 +195,8 @@ mod tests {
         }
     }
 
-    /// Returns what [`reserve_computed`] finds if the first `reserved` values are reserved, and how often the store was asked.
+    /// Returns what [`reserve_computed`] finds if the first `reserved` values are reserved, and how often the store was
+    /// asked.
     fn reserve_computed_among(reserved: u32) -> (Result<String, String>, u32) {
         let claim = Claim::example();
         let mut store = Full { reserved, asked: 0 };

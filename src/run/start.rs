@@ -1,7 +1,7 @@
 //! Preparing COMMAND before the lock is requested, and starting it under the lock.
 //!
-//! Preparations come first, because others wait while a run holds the lock, and because a run that cannot get a descriptor or a thread
-//! must fail before it holds one.
+//! Preparations come first, because others wait while a run holds the lock, and because a run that cannot get a
+//! descriptor or a thread must fail before it holds one.
 
 use std::path::Path;
 use std::thread;
@@ -46,8 +46,8 @@ impl Run<'_> {
         Ok((prepared, renewer))
     }
 
-    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. Does not report a failure: the caller must first
-    /// release the lock, because a message may have to wait.
+    /// Starts COMMAND under the lock, unless a signal has come that terminates lockrun. Does not report a failure: the
+    /// caller must first release the lock, because a message may have to wait.
     pub(super) fn start(
         &self,
         mut prepared: Prepared<'_>,
@@ -79,8 +79,9 @@ impl Run<'_> {
     }
 }
 
-/// Fails if the run needs /proc and does not have it: to find COMMAND's processes in order to end them in time or wait for them, or to
-/// keep a lock or a value of the file store after the run. A plain run on the file store does not need it: COMMAND inherits the kernel's lock.
+/// Fails if the run needs /proc and does not have it: to find COMMAND's processes in order to end them in time or wait
+/// for them, or to keep a lock or a value of the file store after the run. A plain run on the file store does not need
+/// it: COMMAND inherits the kernel's lock.
 pub(super) fn check_proc(plan: &Plan) -> anyhow::Result<()> {
     let may_stay_held = match &plan.sequence {
         Some(sequence) => sequence.keep_on_failure,
@@ -119,7 +120,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// How often the guardian checks whether a stopped lockrun was continued.
 const CONTINUED_CHECK: Duration = Duration::from_millis(50);
 
-/// Waits while lockrun is stopped, because nothing must be started for it then. Returns the signal that terminates it, if one has come.
+/// Waits while lockrun is stopped, because nothing must be started for it then. Returns the signal that terminates it,
+/// if one has come.
 fn await_lockrun(guardian: Option<&Guardian>, signals: &Signals) -> Option<i32> {
     loop {
         let signal = signals.obey();

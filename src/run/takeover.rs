@@ -16,8 +16,9 @@ const KILLED_BY_FILTER: &str = "a filter of system calls (systemd's SystemCallFi
                                 process; allow the call that the kernel's log names, or let the filter return an error \
                                 (SystemCallErrorNumber=EPERM)";
 
-/// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the guardian may not
-/// have done so. The guardian's own requests may still arrive after that: only the guardian knew whether all were answered.
+/// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the
+/// guardian may not have done so. The guardian's own requests may still arrive after that: only the guardian knew
+/// whether all were answered.
 pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: Box<dyn Backend>) -> Outcome {
     stderr::limit_blocking();
     match end {
@@ -52,7 +53,8 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
     }
 }
 
-/// Returns when the lock was acquired, which the guardian has reported before COMMAND could start if the end depends on it.
+/// Returns when the lock was acquired, which the guardian has reported before COMMAND could start if the end depends on
+/// it.
 fn granted_at(milestones: Milestones) -> Moment {
     milestones.acquisition.map_or_else(Moment::now, |acquisition| acquisition.at)
 }

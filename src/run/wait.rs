@@ -1,5 +1,5 @@
-//! Waiting for a lock, the same for all stores: try, sleep and try again until the patience runs out, through stops of lockrun and
-//! outages of the store. Unless the lock is granted, the claim is cancelled, however the wait ends.
+//! Waiting for a lock, the same for all stores: try, sleep and try again until the patience runs out, through stops of
+//! lockrun and outages of the store. Unless the lock is granted, the claim is cancelled, however the wait ends.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub struct Wait<'a> {
     pub until: Option<Moment>,
     /// The claim does not join the queue if this many already wait; `None`: no limit.
     pub max_waiting: Option<u32>,
-    /// The terms of the lease of a lock that is handed over; `None` if the lease must last for its whole ttl, so that it is renewed
-    /// first.
+    /// The terms of the lease of a lock that is handed over; `None` if the lease must last for its whole ttl, so that
+    /// it is renewed first.
     pub terms: Option<Terms>,
     /// lockrun's signals. One that would terminate lockrun ends the wait.
     pub signals: &'a Signals,
@@ -52,8 +52,9 @@ pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Acquired, StoreE
     store.try_acquire(claim, IfHeld::Leave).map_err(|failed| failed.cancel(store, claim))
 }
 
-/// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has been cancelled.
-/// The answer is [`Acquired::Held`] if the time for waiting is over, or the watcher refused to wait for this holder.
+/// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has
+/// been cancelled. The answer is [`Acquired::Held`] if the time for waiting is over, or the watcher refused to wait for
+/// this holder.
 pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
     let Wait { until, max_waiting, terms, signals, watcher } = wait;
     let mut waiting = WaitingClaim { store, claim, terms, outage_from: None, held: None, may_hold: false };
@@ -69,13 +70,14 @@ struct WaitingClaim<'a> {
     claim: &'a Claim,
     /// See [`Wait::terms`].
     terms: Option<Terms>,
-    /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it is busy, or when
-    /// the last sleep or stop of lockrun ended; if none of these has happened, when the store was first found slow. Until it is set, an
-    /// unreachable store is an error at once.
+    /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it
+    /// is busy, or when the last sleep or stop of lockrun ended; if none of these has happened, when the store was
+    /// first found slow. Until it is set, an unreachable store is an error at once.
     outage_from: Option<Moment>,
     /// The holder that the store last named.
     held: Option<Held>,
-    /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not left for ever.
+    /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not
+    /// left for ever.
     may_hold: bool,
 }
 
@@ -89,8 +91,8 @@ impl WaitingClaim<'_> {
     ) -> Result<Acquired, RequestError> {
         let mut backoff = Backoff::new();
         loop {
-            // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in the queue may be lost.
-            // That time is no outage of the store.
+            // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in
+            // the queue may be lost. That time is no outage of the store.
             while watcher.is_stopped() {
                 if let Some(signal) = self.pause(CONTINUED_CHECK, waiter, watcher)? {
                     return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
@@ -116,9 +118,9 @@ impl WaitingClaim<'_> {
                     let last_fence = held.last_fence;
                     self.held = Some(held);
                     match self.store.await_turn(self.claim, wake_at, waiter, watcher) {
-                        // The lease counts from the last request that was answered "you wait": the store prolonged the place when it
-                        // arrived, and handed the lock over after that. A wake-up with an earlier fence was late: it says nothing of
-                        // this place. While lockrun is stopped, nothing starts.
+                        // The lease counts from the last request that was answered "you wait": the store prolonged the
+                        // place when it arrived, and handed the lock over after that. A wake-up with an earlier fence
+                        // was late: it says nothing of this place. While lockrun is stopped, nothing starts.
                         Ok(Wakeup::HandedOver { fence, slot })
                             if fence > last_fence && !watcher.is_stopped() && self.may_start(sent_at) =>
                         {
@@ -139,8 +141,9 @@ impl WaitingClaim<'_> {
                             return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
                         }
                         Err(failed) if failed.retry_class == RetryClass::Permanent => return Err(failed),
-                        // The store answered before this failed sleep, too, so that is no reason to reset the pauses. But a connection
-                        // that is cut from time to time must not keep the waiter away for longer each time.
+                        // The store answered before this failed sleep, too, so that is no reason to reset the pauses.
+                        // But a connection that is cut from time to time must not keep the waiter away for longer each
+                        // time.
                         Err(_) => {
                             let now = Moment::now();
                             self.outage_from = Some(now);
@@ -164,15 +167,15 @@ impl WaitingClaim<'_> {
         }
     }
 
-    /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be prolonged that the request sent at
-    /// `sent_at` has prolonged.
+    /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be prolonged that the
+    /// request sent at `sent_at` has prolonged.
     fn ask_at(&self, sent_at: Moment, look_at: Option<Moment>) -> Moment {
         let prolong_at = sent_at + self.claim.place() / ASKS_PER_PLACE;
         look_at.map_or(prolong_at, |look_at| look_at.min(prolong_at))
     }
 
-    /// Returns whether COMMAND may start under a lock that was handed over after the request sent at `sent_at`, before the lease is
-    /// renewed.
+    /// Returns whether COMMAND may start under a lock that was handed over after the request sent at `sent_at`, before
+    /// the lease is renewed.
     fn may_start(&self, sent_at: Moment) -> bool {
         let terms = self.terms.map(|terms| terms.after_hand_off(self.claim.place()));
         terms.is_some_and(|terms| terms.leave_time_to_renew(sent_at, Moment::now()))
@@ -208,8 +211,8 @@ impl WaitingClaim<'_> {
         Ok(None)
     }
 
-    /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in this case.
-    /// Returns the `answer`.
+    /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in
+    /// this case. Returns the `answer`.
     fn give_up(&mut self, answer: Acquired, watcher: &mut dyn Watcher) -> Acquired {
         let is_clean = self.cancel();
         if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {

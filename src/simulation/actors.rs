@@ -1,7 +1,7 @@
 //! The threads of simulated processes: coroutines, one of which runs at a time.
 //!
-//! An actor that waits is suspended. Then events happen, in the order of their times, until one wakes an actor. So the order of
-//! everything depends on the seed alone. An actor whose process is killed unwinds from where it waits.
+//! An actor that waits is suspended. Then events happen, in the order of their times, until one wakes an actor. So the
+//! order of everything depends on the seed alone. An actor whose process is killed unwinds from where it waits.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

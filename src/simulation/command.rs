@@ -149,8 +149,8 @@ impl World {
         }
     }
 
-    /// Does what the kernel does when the guardian is gone: kills the command, and makes lockrun, if it is alive, the parent of
-    /// the other processes.
+    /// Does what the kernel does when the guardian is gone: kills the command, and makes lockrun, if it is alive, the
+    /// parent of the other processes.
     pub fn parent_of_command_died(&mut self, run: RunId) {
         let parent = self.runs[run].lockrun.is_alive.then_some(Side::Lockrun);
         let command = &mut self.runs[run].command;

@@ -170,8 +170,8 @@ impl World {
     }
 }
 
-/// For a command that has started other processes, lockrun's promises hold if one of its two processes is killed, or if either
-/// or both are stopped. If both are killed, the kernel ends the command alone.
+/// For a command that has started other processes, lockrun's promises hold if one of its two processes is killed, or if
+/// either or both are stopped. If both are killed, the kernel ends the command alone.
 impl Run {
     fn may_be_killed(&self, side: Side) -> bool {
         let other_helps = match side {

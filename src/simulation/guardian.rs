@@ -1,8 +1,8 @@
 //! The guardian of a run: it acquires, starts, watches and releases in the product's order, and makes the product's own
 //! decisions.
 //!
-//! The decisions are those of [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the server's rules. Only the sequence around
-//! them is repeated here, from [`crate::run::run`] and [`crate::supervise::guardian`].
+//! The decisions are those of [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the server's rules. Only the sequence
+//! around them is repeated here, from [`crate::run::run`] and [`crate::supervise::guardian`].
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -1,10 +1,11 @@
-//! A deterministic simulation: many runs on several hosts under one lock, with all faults that a seed chooses, step by step.
+//! A deterministic simulation: many runs on several hosts under one lock, with all faults that a seed chooses, step by
+//! step.
 //!
 //! The rules of the lock ([`crate::lock::state`]), the wait ([`crate::run::wait`]), the lease and its renewal
-//! ([`crate::lock::lease`], [`crate::run::renewal`]), the end of a command ([`crate::supervise::Supervisor`]) and lockrun's
-//! view of its guardian ([`crate::supervise::guardian::GuardianState`]) are the product's own. Simulated are their
-//! surroundings: clocks that drift, a network that loses and delays messages, a server that stops, and processes that are
-//! killed or stopped at any step.
+//! ([`crate::lock::lease`], [`crate::run::renewal`]), the end of a command ([`crate::supervise::Supervisor`]) and
+//! lockrun's view of its guardian ([`crate::supervise::guardian::GuardianState`]) are the product's own. Simulated are
+//! their surroundings: clocks that drift, a network that loses and delays messages, a server that stops, and processes
+//! that are killed or stopped at any step.
 //!
 //! `make simulate` tries many seeds; `SEED=n make simulate` repeats one and prints what happens.
 

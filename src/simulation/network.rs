@@ -1,7 +1,7 @@
 //! Hosts with their own clocks, and the network between them and the server.
 //!
-//! A message may be lost, delayed, or overtaken by another. An answer is never delivered twice: no transport in use does that, and a
-//! request repeated under the same token is a different message. A wake-up may be.
+//! A message may be lost, delayed, or overtaken by another. An answer is never delivered twice: no transport in use
+//! does that, and a request repeated under the same token is a different message. A wake-up may be.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -89,8 +89,9 @@ impl World {
         self.runs[run].command.is_dismissed = finished.why.is_none() && plan.descendants == Descendants::Leave;
     }
 
-    /// Checks a step of the server, `before` which the state was this: the lock was handed to the first waiters in order, nobody has
-    /// overtaken them, each new holder has a greater fence than all before it, and no two have the same slot.
+    /// Checks a step of the server, `before` which the state was this: the lock was handed to the first waiters in
+    /// order, nobody has overtaken them, each new holder has a greater fence than all before it, and no two have the
+    /// same slot.
     pub fn lock_was_handed_off(&mut self, before: &LockState) {
         let (now, state) = (Now::unix(self.server_ms()), self.server.state.clone());
         let is_new = |holder: &&HolderState| before.holders.iter().all(|it| it.token != holder.token);
@@ -127,8 +128,8 @@ impl World {
         }
     }
 
-    /// Checks that the lock of a run that is over is free by now, unless one of its requests arrived late, or the lock was handed to it
-    /// after its end.
+    /// Checks that the lock of a run that is over is free by now, unless one of its requests arrived late, or the lock
+    /// was handed to it after its end.
     pub fn is_free_of(&mut self, run: RunId) {
         let (plan, last_arrival, now_ms) = (&self.runs[run].plan, self.runs[run].last_arrival, self.server_ms());
         let token = &plan.claim.token;

@@ -1,5 +1,5 @@
-//! The server: it applies the rules to the lock's state, one request after another, by its own clock, and wakes the waiters that the
-//! rules name.
+//! The server: it applies the rules to the lock's state, one request after another, by its own clock, and wakes the
+//! waiters that the rules name.
 
 use std::collections::BTreeMap;
 

@@ -307,8 +307,8 @@ impl World {
         &self.hosts[self.runs[self.actors[actor].run].host]
     }
 
-    /// Returns a signal that ends a wait, if the actor's process has received one. To the guardian, lockrun's death counts as
-    /// one.
+    /// Returns a signal that ends a wait, if the actor's process has received one. To the guardian, lockrun's death
+    /// counts as one.
     pub fn take_signal(&mut self, actor: ActorId) -> Option<i32> {
         let Actor { run, side, .. } = self.actors[actor];
         let run = &mut self.runs[run];

@@ -18,8 +18,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Parses a URL. The error says what is wrong with it and repeats nothing of it but a known scheme: any other part of a URL that could
-    /// not be parsed may be a password.
+    /// Parses a URL. The error says what is wrong with it and repeats nothing of it but a known scheme: any other part
+    /// of a URL that could not be parsed may be a password.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("the store is empty (an unset variable?); write file: for files on this machine".to_owned());
@@ -39,14 +39,14 @@ impl Address {
         })
     }
 
-    /// Opens the store without connecting to it. `timeout` limits every single request. The error says what is wrong with the
-    /// files that the address names.
+    /// Opens the store without connecting to it. `timeout` limits every single request. The error says what is wrong
+    /// with the files that the address names.
     pub fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String> {
         self.location.open(timeout)
     }
 
-    /// Returns the SQL with which the owner of a database creates the store's tables and grants their use to the user in the
-    /// URL; `None` if the store has no tables. Connects to nothing.
+    /// Returns the SQL with which the owner of a database creates the store's tables and grants their use to the user
+    /// in the URL; `None` if the store has no tables. Connects to nothing.
     pub fn schema(&self) -> Option<String> {
         self.location.schema()
     }
@@ -79,7 +79,8 @@ fn advice_on_password(text: &str) -> &'static str {
     }
 }
 
-/// Fails if a URL has a character that none can have. A second line, or words behind the URL, would become part of its last component.
+/// Fails if a URL has a character that none can have. A second line, or words behind the URL, would become part of its
+/// last component.
 fn check_characters(url: &str) -> Result<(), String> {
     refuse_if(url.lines().nth(1).is_some(), "is followed by another line; the URL must be the only line")?;
     refuse_if(url.contains(char::is_control), "has a control character in it; write % and its two hexadecimal digits")?;
@@ -90,7 +91,8 @@ fn check_characters(url: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns what a text that begins with none of our schemes most likely means, if that can be guessed. Repeats nothing of the text.
+/// Returns what a text that begins with none of our schemes most likely means, if that can be guessed. Repeats nothing
+/// of the text.
 fn meant_by(text: &str) -> Option<String> {
     if text.starts_with(['"', '\'']) {
         return Some("the quotation marks are part of it; leave them out".to_owned());
@@ -184,8 +186,8 @@ fn all_schemes() -> String {
     }
 }
 
-/// Returns a URL that has been parsed without what could be a password: without everything before the last @, and the values of
-/// parameters that are no known ones.
+/// Returns a URL that has been parsed without what could be a password: without everything before the last @, and the
+/// values of parameters that are no known ones.
 fn hide_password(text: &str) -> String {
     // A %40 may be meant as the @ that ends the user part.
     let ats = [text.rsplit_once('@'), text.rsplit_once("%40")];
@@ -197,7 +199,8 @@ fn hide_password(text: &str) -> String {
     if before.contains('?') { format!("{scheme}://***") } else { format!("{scheme}://***@{}", hide_values(rest)) }
 }
 
-/// Returns the text without the values of unknown parameters, and of those that may contain a password or other parameters.
+/// Returns the text without the values of unknown parameters, and of those that may contain a password or other
+/// parameters.
 fn hide_values(rest: &str) -> String {
     let Some((place, query)) = rest.split_once('?') else { return rest.to_owned() };
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {

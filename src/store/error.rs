@@ -16,7 +16,8 @@ pub struct RequestError {
     pub error: StoreError,
     /// Whether, and how soon, to try again.
     pub retry_class: RetryClass,
-    /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to cancel.
+    /// Whether no request of the claim can have reached the store or can still arrive, so that there is nothing to
+    /// cancel.
     pub never_sent: bool,
 }
 
@@ -40,8 +41,8 @@ impl RequestError {
         self.after_cancel(claim, is_clean)
     }
 
-    /// Returns why the `claim` failed. If it has no lease and its cancellation was not confirmed (`is_clean` is `false`), adds
-    /// that the lock may be held.
+    /// Returns why the `claim` failed. If it has no lease and its cancellation was not confirmed (`is_clean` is
+    /// `false`), adds that the lock may be held.
     pub fn after_cancel(self, claim: &Claim, is_clean: bool) -> StoreError {
         match left_behind(claim, is_clean) {
             Some(left) => anyhow!("{:#}; {left}", self.error),
@@ -50,8 +51,8 @@ impl RequestError {
     }
 }
 
-/// Describes what may be left of a `claim` for ever, if its cancellation was not confirmed (`is_clean` is `false`) and no lease
-/// ends what it may have obtained.
+/// Describes what may be left of a `claim` for ever, if its cancellation was not confirmed (`is_clean` is `false`) and
+/// no lease ends what it may have obtained.
 pub fn left_behind(claim: &Claim, is_clean: bool) -> Option<String> {
     let key = escaped(claim.key.as_str());
     (!is_clean && claim.ttl == Ttl::None).then(|| {

@@ -79,8 +79,8 @@ pub trait Peer: Display {
     /// Returns the files for TLS with which it is reached; `None` if TLS is not used.
     fn tls_files(&self) -> Option<&TlsFiles>;
 
-    /// Returns what to write in the URL for a connection without TLS, and over TLS; `None` if it is reached in a way that
-    /// never uses TLS, or finds that out by itself.
+    /// Returns what to write in the URL for a connection without TLS, and over TLS; `None` if it is reached in a way
+    /// that never uses TLS, or finds that out by itself.
     fn spellings(&self) -> Option<(&'static str, &'static str)> {
         None
     }

@@ -76,7 +76,8 @@ pub fn postgres(data: &[u8]) {
     play(&url, data);
 }
 
-/// Makes a store at `url` carry out the operations named in the first line of `data`, with a server that replies with the rest.
+/// Makes a store at `url` carry out the operations named in the first line of `data`, with a server that replies with
+/// the rest.
 pub(super) fn play(url: &str, data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (operation, rest) = data.split_at(end);

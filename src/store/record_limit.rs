@@ -1,7 +1,7 @@
 //! How long the record of a lock may be.
 //!
-//! A record that grows with each holder must not become so long that no operation can read it, or that the server takes no other: then
-//! nobody could release the lock or break it.
+//! A record that grows with each holder must not become so long that no operation can read it, or that the server takes
+//! no other: then nobody could release the lock or break it.
 
 use std::fmt::Display;
 
@@ -10,12 +10,12 @@ use anyhow::anyhow;
 use super::StoreError;
 use crate::lock::state::LockState;
 
-/// The longest record that an acquisition may leave, in bytes: that of a thousand holders with the longest command lines, and of four
-/// thousand with short ones. Less than the 1.5 MiB that etcd takes in a request.
+/// The longest record that an acquisition may leave, in bytes: that of a thousand holders with the longest command
+/// lines, and of four thousand with short ones. Less than the 1.5 MiB that etcd takes in a request.
 const ACQUIRED: usize = 1 << 20;
 
-/// The longest record that any other operation may leave, if it makes the record longer, as `break` does by naming its caller in each
-/// holder. Whatever keeps a record reads at least this much.
+/// The longest record that any other operation may leave, if it makes the record longer, as `break` does by naming its
+/// caller in each holder. Whatever keeps a record reads at least this much.
 pub const BYTES: usize = 3 << 20;
 
 /// A record that is not written because it is longer.
@@ -25,8 +25,8 @@ pub struct RecordTooLong {
     is_of_acquisition: bool,
 }
 
-/// Fails if the record `after` an operation must not be written in place of the one `before`: each with its length as it is stored, in
-/// bytes. An operation that does not make it longer is always carried out.
+/// Fails if the record `after` an operation must not be written in place of the one `before`: each with its length as
+/// it is stored, in bytes. An operation that does not make it longer is always carried out.
 pub fn check(before: (&LockState, usize), after: (&LockState, usize)) -> Result<(), RecordTooLong> {
     let ((before, was), (after, is)) = (before, after);
     // The latest holder is the last one.

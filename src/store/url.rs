@@ -101,8 +101,8 @@ struct Parameter {
 }
 
 impl Parameters {
-    /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or has two
-    /// `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
+    /// Parses the part after the `?`, if there is one. A `+` stands for itself. Fails if a parameter occurs twice, or
+    /// has two `=`: it may then be several parameters, one of them a secret, with another separator than `&`.
     pub(super) fn read(query: Option<&str>) -> Result<Self, String> {
         let mut parameters = Parameters::default();
         for (parameter, place) in query.unwrap_or_default().split('&').zip(1..) {
@@ -165,8 +165,9 @@ impl Parameters {
         Ok(TlsFiles { ca, identity })
     }
 
-    /// Fails if a parameter is left: it is none of those that were asked for, or one for TLS, which needs another scheme, `with_tls`, if there
-    /// is such a scheme. Does not repeat an unknown name, which may be a password behind an unescaped `?` or `&`, but says where it is.
+    /// Fails if a parameter is left: it is none of those that were asked for, or one for TLS, which needs another
+    /// scheme, `with_tls`, if there is such a scheme. Does not repeat an unknown name, which may be a password behind
+    /// an unescaped `?` or `&`, but says where it is.
     pub(super) fn none_left(&self, with_tls: Option<&str>) -> Result<(), String> {
         let Some(Parameter { name, place, .. }) = self.left.iter().min_by_key(|parameter| parameter.place) else {
             return Ok(());
@@ -196,8 +197,8 @@ pub(super) fn spelled_tls(files: &TlsFiles) -> String {
     named.into_iter().filter_map(spelled).collect()
 }
 
-/// Fails if a part of a URL, called `name`, has one of these `separators` in it: what follows may be a parameter of another program's
-/// address, such as a password, and messages repeat this part.
+/// Fails if a part of a URL, called `name`, has one of these `separators` in it: what follows may be a parameter of
+/// another program's address, such as a password, and messages repeat this part.
 pub(super) fn check_separators(part: &str, name: &str, separators: &[char]) -> Result<(), String> {
     match part.chars().find(|c| separators.contains(c)) {
         None => Ok(()),
@@ -208,7 +209,8 @@ pub(super) fn check_separators(part: &str, name: &str, separators: &[char]) -> R
     }
 }
 
-/// What separates the parameters of other programs' addresses: from a name, and from a path, in which a comma is more usual.
+/// What separates the parameters of other programs' addresses: from a name, and from a path, in which a comma is more
+/// usual.
 pub(super) const AFTER_NAMES: &[char] = &[',', ';', '='];
 pub(super) const AFTER_PATHS: &[char] = &[';', '='];
 
@@ -228,8 +230,8 @@ pub(super) fn decoded_path(part: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(percent_decode_str(part).collect()))
 }
 
-/// Returns whether a host has only the characters of names and addresses: a password's separator, as in `HOST,password=PASSWORD`, would
-/// otherwise make the password a host, which messages repeat.
+/// Returns whether a host has only the characters of names and addresses: a password's separator, as in
+/// `HOST,password=PASSWORD`, would otherwise make the password a host, which messages repeat.
 pub(super) fn is_host(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'))
 }

@@ -28,8 +28,9 @@ pub(super) fn start(
     Ok(Running { supervisor, has_terminal, alarm, guard: None })
 }
 
-/// Waits for COMMAND and for signals until the run is over, in a process that is both lockrun and COMMAND's parent. If it has to wait for
-/// processes that cannot be killed, calls `report_stuck` once with their ids. Without an `alarm`, poll(2)'s own time-outs serve.
+/// Waits for COMMAND and for signals until the run is over, in a process that is both lockrun and COMMAND's parent. If
+/// it has to wait for processes that cannot be killed, calls `report_stuck` once with their ids. Without an `alarm`,
+/// poll(2)'s own time-outs serve.
 pub(super) fn watch(
     supervisor: &mut Supervisor,
     has_terminal: bool,

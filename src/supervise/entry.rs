@@ -1,7 +1,8 @@
 //! The entry point of the process.
 //!
-//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit both. So
-//! lockrun has its own C entry point, and COMMAND inherits the signals and streams that lockrun was started with.
+//! Rust's own start-up would ignore SIGPIPE and open closed standard streams before `main`, and COMMAND would inherit
+//! both. So lockrun has its own C entry point, and COMMAND inherits the signals and streams that lockrun was started
+//! with.
 
 #[cfg(not(any(test, fuzzing)))]
 use std::ffi::{CStr, OsStr, OsString};
@@ -20,7 +21,8 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 extern "C" fn main(count: libc::c_int, args: *const *const libc::c_char) -> libc::c_int {
     // SAFETY: the C library passes the vector that it got from the kernel.
     unsafe { note_command_line(count, args) };
-    // SAFETY: the same. Copied here because std sees the arguments only if the C library passes them to initializers, as glibc does.
+    // SAFETY: the same. Copied here because std sees the arguments only if the C library passes them to initializers,
+    // as glibc does.
     crate::main_story(unsafe { words(count, args) })
 }
 
@@ -72,16 +74,16 @@ unsafe fn note_command_line(count: libc::c_int, args: *const *const libc::c_char
     COMMAND_LINE.1.store(length, Ordering::Relaxed);
 }
 
-/// Replaces the command line that /proc shows for this process by `line`, truncated to the length of the old one. Must be called while
-/// the process has one thread; [`std::env::args`] must not be used afterwards.
+/// Replaces the command line that /proc shows for this process by `line`, truncated to the length of the old one. Must
+/// be called while the process has one thread; [`std::env::args`] must not be used afterwards.
 #[allow(unsafe_code)]
 pub(super) fn set_command_line(line: &str) {
     let (start, length) = (COMMAND_LINE.0.load(Ordering::Relaxed), COMMAND_LINE.1.load(Ordering::Relaxed));
     if start.is_null() {
         return;
     }
-    // SAFETY: the words are in writable memory of this process, and nothing refers to them: the parser works on copies. The last byte
-    // stays NUL; otherwise the kernel would also show the environment, which follows it.
+    // SAFETY: the words are in writable memory of this process, and nothing refers to them: the parser works on copies.
+    // The last byte stays NUL; otherwise the kernel would also show the environment, which follows it.
     unsafe {
         let line_bytes = std::slice::from_raw_parts_mut(start, length);
         let (room, _) = line_bytes.split_at_mut(length.saturating_sub(1));
@@ -97,8 +99,8 @@ pub fn stdout_was_closed() -> bool {
         .is_ok_and(|flags| FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC))
 }
 
-/// Opens /dev/null on every closed standard descriptor, so that none of lockrun's files or sockets becomes standard error. COMMAND
-/// does not inherit these descriptors.
+/// Opens /dev/null on every closed standard descriptor, so that none of lockrun's files or sockets becomes standard
+/// error. COMMAND does not inherit these descriptors.
 pub fn fill_closed_standard_streams() {
     use nix::fcntl::{OFlag, open};
     use nix::sys::stat::Mode;

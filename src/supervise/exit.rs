@@ -6,14 +6,15 @@ use crate::lock::ending::Ending;
 
 use crate::sys::signals;
 
-/// Ends this process as COMMAND ended: returns the status for `main` to return, or is terminated by the signal, without a core file.
+/// Ends this process as COMMAND ended: returns the status for `main` to return, or is terminated by the signal, without
+/// a core file.
 pub fn end_as(ending: Ending) -> libc::c_int {
     let signal = match ending {
         Ending::Exited(status) => return status.into(),
         Ending::Signaled(signal) => signal,
     };
-    // SAFETY: plain system calls on ourselves with valid arguments. The signal kills this process only once it has its default
-    // disposition and is unblocked.
+    // SAFETY: plain system calls on ourselves with valid arguments. The signal kills this process only once it has its
+    // default disposition and is unblocked.
     unsafe {
         // A core file of lockrun would overwrite COMMAND's.
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);

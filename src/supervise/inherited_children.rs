@@ -1,15 +1,16 @@
 //! The descendants of this process that are not COMMAND's.
 //!
-//! After a shell's `exec lockrun`, the shell's children are lockrun's children. lockrun neither ends them nor waits for them. When such
-//! a child ends, its own children become children of lockrun, which is a subreaper, and /proc does not show where they came from. A
-//! process that may be COMMAND's counts as COMMAND's, because COMMAND must not outlive the lock. So lockrun spares such an orphan only
-//! in two cases: it was seen before COMMAND started; or it is in the process group that lockrun was started in, while COMMAND leads
-//! its own. (COMMAND's processes inherit COMMAND's group or create new ones, and no program joins the group of its grandparent.)
-//! Neither session, environment nor start time distinguishes a late orphan from a daemon that COMMAND started.
+//! After a shell's `exec lockrun`, the shell's children are lockrun's children. lockrun neither ends them nor waits for
+//! them. When such a child ends, its own children become children of lockrun, which is a subreaper, and /proc does not
+//! show where they came from. A process that may be COMMAND's counts as COMMAND's, because COMMAND must not outlive the
+//! lock. So lockrun spares such an orphan only in two cases: it was seen before COMMAND started; or it is in the
+//! process group that lockrun was started in, while COMMAND leads its own. (COMMAND's processes inherit COMMAND's group
+//! or create new ones, and no program joins the group of its grandparent.) Neither session, environment nor start time
+//! distinguishes a late orphan from a daemon that COMMAND started.
 //!
-//! The remaining gap: an orphan that started after COMMAND counts as COMMAND's if it left lockrun's group, or if COMMAND shares that
-//! group, as it does on a terminal. The guardian has no such gap, because it is forked without children: on a store with leases the gap
-//! concerns only a lockrun that takes over from a killed guardian.
+//! The remaining gap: an orphan that started after COMMAND counts as COMMAND's if it left lockrun's group, or if
+//! COMMAND shares that group, as it does on a terminal. The guardian has no such gap, because it is forked without
+//! children: on a store with leases the gap concerns only a lockrun that takes over from a killed guardian.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +24,8 @@ use crate::sys::children;
 #[derive(Debug)]
 pub(super) struct InheritedChildren {
     processes: Vec<Known>,
-    /// A process group that is certainly not COMMAND's, if there is one: lockrun's, whose id is not reused while lockrun lives.
+    /// A process group that is certainly not COMMAND's, if there is one: lockrun's, whose id is not reused while
+    /// lockrun lives.
     group: Option<pid_t>,
 }
 
@@ -35,7 +37,8 @@ struct Known {
 }
 
 impl InheritedChildren {
-    /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will lead its own group.
+    /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will
+    /// lead its own group.
     pub(super) fn note(own_group: bool, access: &ProcAccess) -> Self {
         let look = || process::descendants(own_pid(), |_| false);
         let found = if children::are_there() { access.with_spare(look) } else { None };

@@ -14,7 +14,8 @@ const LINE_MAX: u64 = 256;
 /// How many interpreters Linux executes one through the other (`exec_binprm` in fs/exec.c).
 const INTERPRETERS: u32 = 5;
 
-/// Returns why `program` could not be executed because something was not found; `None` if the program itself is missing.
+/// Returns why `program` could not be executed because something was not found; `None` if the program itself is
+/// missing.
 pub fn why_not_executed(program: &OsStr) -> Option<String> {
     Some(what_is_missing(&find(program)?, INTERPRETERS))
 }

@@ -9,9 +9,10 @@ use super::tree::JobState;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Caught, Missed, Signals};
 
-/// How long after a request to stop (Ctrl-Z) a stop of COMMAND counts as its effect: a program may have to restore the terminal
-/// first. The request must not stay pending for ever, because COMMAND may ignore it: a much later SIGSTOP comes from another process,
-/// which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z takes effect at once.
+/// How long after a request to stop (Ctrl-Z) a stop of COMMAND counts as its effect: a program may have to restore the
+/// terminal first. The request must not stay pending for ever, because COMMAND may ignore it: a much later SIGSTOP
+/// comes from another process, which will continue COMMAND alone. If COMMAND stops later than this, the next Ctrl-Z
+/// takes effect at once.
 const TAKES_EFFECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The state of a run as a shell's job.
@@ -48,9 +49,9 @@ impl JobControl {
         std::iter::from_fn(|| signals.next()).filter_map(|caught| self.take(caught, now)).collect()
     }
 
-    /// Handles one signal, and returns it if it must be relayed. COMMAND shares lockrun's process group on a terminal, so it gets the
-    /// terminal's signals itself, with two exceptions: at a hang-up the kernel sends HUP to the session's leader alone, and COMMAND has
-    /// not got the signals that arrived before it existed.
+    /// Handles one signal, and returns it if it must be relayed. COMMAND shares lockrun's process group on a terminal,
+    /// so it gets the terminal's signals itself, with two exceptions: at a hang-up the kernel sends HUP to the
+    /// session's leader alone, and COMMAND has not got the signals that arrived before it existed.
     fn take(&mut self, caught: Caught, now: Moment) -> Option<c_int> {
         let Caught { signal, sent } = caught;
         if signal == libc::SIGCONT {
@@ -65,8 +66,8 @@ impl JobControl {
         (!has_reached_command).then_some(signal)
     }
 
-    /// Records that COMMAND had ended by `ended_at`, and that processes that it left behind are waited for. A request to stop from before
-    /// then was COMMAND's to obey, and is forgotten.
+    /// Records that COMMAND had ended by `ended_at`, and that processes that it left behind are waited for. A request
+    /// to stop from before then was COMMAND's to obey, and is forgotten.
     pub(super) fn awaits_descendants(&mut self, ended_at: Moment) {
         self.requested_at = self.requested_at.filter(|at| *at >= ended_at);
     }
@@ -79,11 +80,13 @@ impl JobControl {
 
     /// Returns whether lockrun must stop now because COMMAND has stopped.
     ///
-    /// With a request to stop, any stop of COMMAND counts, whichever came first: a program may catch TSTP and then stop itself by
-    /// SIGSTOP. On a terminal, a stop by TSTP, TTIN or TTOU counts even without a request: the shell waits for lockrun, and shows
-    /// its prompt only when lockrun stops. A SIGSTOP without a request does not count: its sender will continue COMMAND alone.
+    /// With a request to stop, any stop of COMMAND counts, whichever came first: a program may catch TSTP and then stop
+    /// itself by SIGSTOP. On a terminal, a stop by TSTP, TTIN or TTOU counts even without a request: the shell waits
+    /// for lockrun, and shows its prompt only when lockrun stops. A SIGSTOP without a request does not count: its
+    /// sender will continue COMMAND alone.
     ///
-    /// Calls `is_stopped` last, to ask whether COMMAND is stopped at this moment: [`JobControl::state_changed`] may have been called late.
+    /// Calls `is_stopped` last, to ask whether COMMAND is stopped at this moment: [`JobControl::state_changed`] may
+    /// have been called late.
     pub(super) fn must_stop(&mut self, now: Moment, is_stopped: impl FnOnce() -> bool) -> bool {
         let has_changed = std::mem::take(&mut self.has_changed);
         let JobState::Stopped { by_terminal } = self.command else { return false };
@@ -94,8 +97,8 @@ impl JobControl {
         must_stop
     }
 
-    /// Returns whether lockrun must stop now, at a time when there is no COMMAND whose stop to wait for: it has not started, or it has
-    /// ended and processes that it left behind are waited for. Each request counts once.
+    /// Returns whether lockrun must stop now, at a time when there is no COMMAND whose stop to wait for: it has not
+    /// started, or it has ended and processes that it left behind are waited for. Each request counts once.
     pub(super) fn must_stop_without_command(&mut self, now: Moment) -> bool {
         let must_stop = self.is_requested(now);
         self.requested_at = None;

@@ -1,8 +1,9 @@
 //! COMMAND's processes: starting, signalling, watching, ending and reaping them. The unsafe code is here and in `sys`.
 //!
-//! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after it was
-//! freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it is the
-//! [`guardian`], a child that lockrun watches ([`guardian::parent`]): each ends COMMAND in time if the other cannot.
+//! One process is COMMAND's parent. It alone signals and reaps COMMAND's processes, so that no process id is used after
+//! it was freed. On a store whose lock the kernel holds (files) the parent is lockrun itself. On a store with leases it
+//! is the [`guardian`], a child that lockrun watches ([`guardian::parent`]): each ends COMMAND in time if the other
+//! cannot.
 
 pub mod entry;
 pub mod guardian;
@@ -80,15 +81,16 @@ pub struct Prepared<'a> {
     launch: &'a Launch,
     exec: Exec,
     access: ProcAccess,
-    /// Wakes lockrun when COMMAND has to be ended; `None` if that is never due, or if no timer could be created. (The guardian has its own.)
+    /// Wakes lockrun when COMMAND has to be ended; `None` if that is never due, or if no timer could be created. (The
+    /// guardian has its own.)
     alarm: Option<Alarm>,
     /// What the guardian needs; `None` if COMMAND becomes a child of lockrun itself.
     guard: Option<Guard>,
 }
 
 impl<'a> Prepared<'a> {
-    /// Prepares to start `launch` from this process, which is the `guardian` if there is one. Fails if the system has no descriptor
-    /// or no timer left.
+    /// Prepares to start `launch` from this process, which is the `guardian` if there is one. Fails if the system has
+    /// no descriptor or no timer left.
     pub fn new(launch: &'a Launch, signals: &Signals, guardian: Option<&Guardian>) -> Result<Self, StartFailure> {
         let exec = Exec::new(launch, signals);
         let guard = guardian.map(|guardian| Guard::new(guardian, launch)).transpose()?;
@@ -103,7 +105,8 @@ impl<'a> Prepared<'a> {
         self.exec.set(name, value);
     }
 
-    /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start after the deadline.
+    /// Starts COMMAND under a granted lock, whose lease, if there is one, has this `deadline`. COMMAND does not start
+    /// after the deadline.
     pub fn start(self, deadline: Option<Deadline>) -> Result<Running, StartFailure> {
         match self.guard {
             Some(guard) => guard.start(self.exec, self.launch, deadline, self.access),
@@ -125,7 +128,8 @@ pub struct Running {
 impl Running {
     /// Forwards signals to COMMAND, stops and continues with it, and returns how it ended. Must be called exactly once.
     ///
-    /// If some of COMMAND's processes cannot be killed, calls `report_stuck` once with their ids, and waits for them while the lock is held.
+    /// If some of COMMAND's processes cannot be killed, calls `report_stuck` once with their ids, and waits for them
+    /// while the lock is held.
     pub fn until_the_end(&mut self, signals: &Signals, report_stuck: &dyn Fn(&[libc::pid_t])) -> nix::Result<Finished> {
         if let Some(guard) = &mut self.guard {
             return Ok(guard.watch(&mut self.supervisor, signals, report_stuck));

@@ -1,4 +1,5 @@
-//! What COMMAND's parent opens before the lock is requested, so that it can reach COMMAND's processes later even if no descriptor is left.
+//! What COMMAND's parent opens before the lock is requested, so that it can reach COMMAND's processes later even if no
+//! descriptor is left.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -13,8 +14,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use super::process::{self, own_pid};
 
-/// The kernel's list of this process's children, and two descriptors to spare. Neither, for a run that never ends its command or waits for
-/// what it leaves behind.
+/// The kernel's list of this process's children, and two descriptors to spare. Neither, for a run that never ends its
+/// command or waits for what it leaves behind.
 #[derive(Debug)]
 pub(super) struct ProcAccess {
     children: Option<File>,
@@ -30,8 +31,9 @@ impl ProcAccess {
         Ok(ProcAccess { children, keeps_spare: are_needed, spare: RefCell::new(spare) })
     }
 
-    /// Calls `look_at` with the process id of each child of the main thread, dead ones included, the newest last, until it breaks off.
-    /// Returns `false` if not all could be listed: the kernel may have no such list (CONFIG_PROC_CHILDREN).
+    /// Calls `look_at` with the process id of each child of the main thread, dead ones included, the newest last, until
+    /// it breaks off. Returns `false` if not all could be listed: the kernel may have no such list
+    /// (CONFIG_PROC_CHILDREN).
     ///
     /// As long as this process reaps none of its children meanwhile, none that was there at the beginning is left out.
     pub(super) fn each_child(&self, mut look_at: impl FnMut(pid_t) -> ControlFlow<()>) -> bool {

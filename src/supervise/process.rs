@@ -1,7 +1,8 @@
 //! Processes as /proc shows them, and signals to processes that are not children.
 //!
-//! They are read from /proc/PID/status, because reading another process's /proc/PID/stat may take long: recent kernels make the reader
-//! wait for a process that is inside execve(2), which on a busy machine may wait for a processor for seconds, while the lease expires.
+//! They are read from /proc/PID/status, because reading another process's /proc/PID/stat may take long: recent kernels
+//! make the reader wait for a process that is inside execve(2), which on a busy machine may wait for a processor for
+//! seconds, while the lease expires.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +34,8 @@ impl Process {
         if self.has_no_main_thread() { self.has_stopped_thread() } else { self.state == b'T' }
     }
 
-    /// Returns whether it has ended and is waiting to be reaped. A process lives as long as any of its threads, not only the main one.
+    /// Returns whether it has ended and is waiting to be reaped. A process lives as long as any of its threads, not
+    /// only the main one.
     pub(super) fn is_dead(self) -> bool {
         self.has_no_main_thread() && self.threads <= 1
     }
@@ -48,35 +50,36 @@ impl Process {
         statuses.any(|status| field(&status, "State").is_some_and(|state| state.starts_with('T')))
     }
 
-    /// Sends it `signal`, unless it is gone, or its id has been reused by a process that does not descend from this one. `family` is the
-    /// list of descendants in which it was found.
+    /// Sends it `signal`, unless it is gone, or its id has been reused by a process that does not descend from this
+    /// one. `family` is the list of descendants in which it was found.
     pub(super) fn signal(self, signal: libc::c_int, family: &[Process]) {
         let pidfd = open_process(self.pid);
         if pidfd.is_none() && Errno::last() == Errno::ESRCH {
             return;
         }
-        // The descriptor refers to the process that had the id when it was opened. If that process still exists, it is the one read here.
+        // The descriptor refers to the process that had the id when it was opened. If that process still exists, it is
+        // the one read here.
         if !self.is_still_in(family) {
             return;
         }
         let has_it = pidfd.is_some_and(|pidfd| send(&pidfd, signal) || Errno::last() == Errno::ESRCH);
         if !has_it {
-            // An old kernel lacks these calls, and a sandbox may forbid them. Sending right after the check is then the safest way.
-            // SAFETY: plain system call.
+            // An old kernel lacks these calls, and a sandbox may forbid them. Sending right after the check is then the
+            // safest way. SAFETY: plain system call.
             unsafe { libc::kill(self.pid, signal) };
         }
     }
 
-    /// Returns whether the process that has its id now is a child of this process or of one of the `family`. (Its original parent may
-    /// have ended.)
+    /// Returns whether the process that has its id now is a child of this process or of one of the `family`. (Its
+    /// original parent may have ended.)
     fn is_still_in(self, family: &[Process]) -> bool {
         let is_parent = |parent| parent == own_pid() || family.iter().any(|process| process.pid == parent);
         read(self.pid).is_some_and(|now| is_parent(now.parent))
     }
 }
 
-/// Returns a descriptor of the process `pid`. `None` if there is no such process or no descriptor left, and where the kernel or a sandbox
-/// does not allow it.
+/// Returns a descriptor of the process `pid`. `None` if there is no such process or no descriptor left, and where the
+/// kernel or a sandbox does not allow it.
 fn open_process(pid: pid_t) -> Option<OwnedFd> {
     // SAFETY: a plain system call; the new descriptor, if any, is ours alone.
     unsafe {
@@ -112,13 +115,14 @@ pub(super) fn own_pid() -> pid_t {
     unsafe { libc::getpid() }
 }
 
-/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids there. In a new PID namespace /proc may
-/// be missing, or still show the outer namespace, where the same number is another process. Fails if no descriptor or memory is left
-/// to find out.
+/// Returns whether /proc shows the processes of this process's own PID namespace, by their ids there. In a new PID
+/// namespace /proc may be missing, or still show the outer namespace, where the same number is another process. Fails
+/// if no descriptor or memory is left to find out.
 pub fn are_visible() -> io::Result<bool> {
     match fs::read("/proc/self/status") {
         Ok(status) => {
-            // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has `Pid` alone.
+            // `NSpid` has an id for each namespace from that of the mounted /proc down to ours. Linux before 4.1 has
+            // `Pid` alone.
             let ids = field(&status, "NSpid").or_else(|| field(&status, "Pid"));
             Ok(ids.is_some_and(|ids| ids == std::process::id().to_string()))
         }
@@ -132,8 +136,10 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Returns all descendants of `root`, parents before children, but without those that `left_out` selects and their descendants. Those that
-/// have ended may be among them, but for the children of this process: there may be thousands, and none of them has children. `None` if /proc does not show them, or if the list might be incomplete, because no more files can be opened.
+/// Returns all descendants of `root`, parents before children, but without those that `left_out` selects and their
+/// descendants. Those that have ended may be among them, but for the children of this process: there may be thousands,
+/// and none of them has children. `None` if /proc does not show them, or if the list might be incomplete, because no
+/// more files can be opened.
 ///
 /// Processes that are created or orphaned meanwhile may be missing.
 pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
@@ -167,7 +173,8 @@ fn below(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Proc
     Ok(found)
 }
 
-/// Returns the process ids of the children of `process`, which are listed for each of its threads; none if it has ended.
+/// Returns the process ids of the children of `process`, which are listed for each of its threads; none if it has
+/// ended.
 fn children(process: Process) -> io::Result<Vec<pid_t>> {
     let pid = process.pid;
     let mut found = Vec::new();
@@ -241,16 +248,16 @@ fn parse(pid: pid_t, status: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, threads })
 }
 
-/// Returns the value in a line `name: value` of /proc/PID/status. A process's name cannot forge a line: it may contain anything, but the
-/// kernel escapes newlines in it.
+/// Returns the value in a line `name: value` of /proc/PID/status. A process's name cannot forge a line: it may contain
+/// anything, but the kernel escapes newlines in it.
 fn field<'a>(status: &'a [u8], name: &str) -> Option<&'a str> {
     let value = |line: &'a [u8]| line.strip_prefix(name.as_bytes())?.strip_prefix(b":");
     let value = status.split(|byte| *byte == b'\n').find_map(value)?;
     std::str::from_utf8(value).ok().map(str::trim)
 }
 
-/// Returns when the process `pid` started, in clock ticks after boot: together with the pid this identifies a process uniquely. May take
-/// long, because it reads /proc/PID/stat.
+/// Returns when the process `pid` started, in clock ticks after boot: together with the pid this identifies a process
+/// uniquely. May take long, because it reads /proc/PID/stat.
 pub(super) fn started(pid: pid_t) -> Option<u64> {
     fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.nth(19)?.parse().ok()
 }
@@ -260,8 +267,8 @@ pub(super) fn state(stat: &[u8]) -> Option<u8> {
     fields(stat)?.next()?.as_bytes().first().copied()
 }
 
-/// Returns the fields of a line of /proc/PID/stat that follow the name, beginning with the state. The name may contain anything,
-/// parentheses and newlines included, so it ends at the last parenthesis.
+/// Returns the fields of a line of /proc/PID/stat that follow the name, beginning with the state. The name may contain
+/// anything, parentheses and newlines included, so it ends at the last parenthesis.
 fn fields(stat: &[u8]) -> Option<impl Iterator<Item = &str>> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     Some(std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace())

@@ -1,7 +1,7 @@
 //! Starting COMMAND: everything between lockrun's process and COMMAND's first instruction.
 //!
-//! The child shares its parent's memory until it executes COMMAND (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) does), and the parent is
-//! suspended meanwhile: nothing is copied, and a failure is reported through memory.
+//! The child shares its parent's memory until it executes COMMAND (`CLONE_VM | CLONE_VFORK`, as posix_spawn(3) does),
+//! and the parent is suspended meanwhile: nothing is copied, and a failure is reported through memory.
 
 #![allow(unsafe_code)]
 
@@ -54,8 +54,8 @@ pub const SLOT: &str = "LOCKRUN_SLOT";
 /// The variable with the sequence value that is reserved for COMMAND.
 pub const VALUE: &str = "LOCKRUN_VALUE";
 
-/// The size of the child's stack in units of 16 bytes: 32 KiB, as much as the C library's own posix_spawn(3) takes. The argument vector
-/// that the C library builds on the stack for a script without an interpreter line comes on top.
+/// The size of the child's stack in units of 16 bytes: 32 KiB, as much as the C library's own posix_spawn(3) takes. The
+/// argument vector that the C library builds on the stack for a script without an interpreter line comes on top.
 const STACK: usize = 2 * 1024;
 
 /// COMMAND in the form that clone(2) and execve(2) take.
@@ -102,7 +102,8 @@ impl Exec {
     /// Removes the variable `name` from COMMAND's environment.
     fn unset(&mut self, name: &str) {
         self.envp.retain(|known| {
-            // SAFETY: all pointers are to strings: in the process's own environment, which is never changed, or in `strings`.
+            // SAFETY: all pointers are to strings: in the process's own environment, which is never changed, or in
+            // `strings`.
             let known = unsafe { CStr::from_ptr(*known) };
             let value = known.to_bytes().strip_prefix(name.as_bytes());
             !value.is_some_and(|value| value.starts_with(b"="))
@@ -117,9 +118,9 @@ impl Exec {
         // SAFETY: cannot fail.
         let parent = unsafe { libc::getpid() };
         let mut child = Child { exec: self, setup, parent, failure: 0 };
-        // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack outlive
-        // its use of them, and no other thread accesses them meanwhile. No handlers are installed that the child could run in
-        // this memory.
+        // SAFETY: the parent sleeps until the child has executed or ended, so `child`, what it refers to and the stack
+        // outlive its use of them, and no other thread accesses them meanwhile. No handlers are installed that the
+        // child could run in this memory.
         let pid = unsafe {
             libc::clone(
                 run,
@@ -129,7 +130,8 @@ impl Exec {
             )
         };
         let pid = Errno::result(pid).map_err(Failure::Preparing)?;
-        // SAFETY: valid memory. The read is volatile because the child may have written here without the compiler's knowledge.
+        // SAFETY: valid memory. The read is volatile because the child may have written here without the compiler's
+        // knowledge.
         let failure = unsafe { ptr::read_volatile(&raw const child.failure) };
         if failure == 0 {
             return Ok(pid);
@@ -155,9 +157,9 @@ struct Child<'a> {
 
 /// Runs in the child, until it executes COMMAND or ends.
 extern "C" fn run(child: *mut c_void) -> c_int {
-    // SAFETY: the pointer is to the parent's `Child`, which nothing else uses, because the thread that created it is suspended. Only
-    // system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is set, and then have the effect
-    // that they would have on COMMAND.
+    // SAFETY: the pointer is to the parent's `Child`, which nothing else uses, because the thread that created it is
+    // suspended. Only system calls are made, and nothing is allocated. Signals are blocked until the inherited mask is
+    // set, and then have the effect that they would have on COMMAND.
     unsafe {
         let child = &mut *child.cast::<Child<'_>>();
         if child.setup.own_group {
@@ -184,8 +186,8 @@ extern "C" fn run(child: *mut c_void) -> c_int {
     }
 }
 
-/// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte; if one did, it
-/// would be cut off there.
+/// Returns the word as a C string. Words come from argv, the environment or checked text, so none contains a NUL byte;
+/// if one did, it would be cut off there.
 fn c_string(word: &OsString) -> CString {
     let bytes = word.as_bytes();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());

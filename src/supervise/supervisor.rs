@@ -1,4 +1,5 @@
-//! When to end COMMAND, and when it counts as ended: the rules for COMMAND's parent, whether that is lockrun or the guardian.
+//! When to end COMMAND, and when it counts as ended: the rules for COMMAND's parent, whether that is lockrun or the
+//! guardian.
 
 use std::time::Duration;
 
@@ -12,19 +13,20 @@ use crate::lock::lease::Deadline;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Missed;
 
-/// The shortest and the longest pause between two rounds of KILL. Only when a killed process has died can those be killed that it leaves
-/// behind.
+/// The shortest and the longest pause between two rounds of KILL. Only when a killed process has died can those be
+/// killed that it leaves behind.
 const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// Within these limits, a pause lasts this many times as long as the round before it: the killed processes need processor time to die,
-/// and lockrun and its guardian have priority over them.
+/// Within these limits, a pause lasts this many times as long as the round before it: the killed processes need
+/// processor time to die, and lockrun and its guardian have priority over them.
 const PAUSE_TO_ROUND: u32 = 3;
 
 /// The pause between two rounds of KILL for stuck processes.
 const KILL_STUCK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long after the first KILL the remaining processes count as stuck. A process that can die does so sooner, even if it has to wait
-/// for a processor first. While the lock can be held, lockrun still waits for stuck processes: they may still be at work.
+/// How long after the first KILL the remaining processes count as stuck. A process that can die does so sooner, even if
+/// it has to wait for a processor first. While the lock can be held, lockrun still waits for stuck processes: they may
+/// still be at work.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
 /// Why lockrun or its guardian ended COMMAND.
@@ -64,8 +66,8 @@ pub trait Processes {
     /// Sends TERM to all processes.
     fn terminate(&self);
 
-    /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to wait before that,
-    /// until the processes have died: not if more of them kept appearing.
+    /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to
+    /// wait before that, until the processes have died: not if more of them kept appearing.
     fn kill(&mut self) -> bool;
 }
 
@@ -86,8 +88,9 @@ pub struct Supervisor<P = Tree> {
     has_reported_stuck: bool,
 }
 
-/// How far the ending of COMMAND's processes has come. Each stage follows the one before it; when lockrun or its guardian is found dead,
-/// the ending starts again with KILL at once. Once begun, it is over when no process is left, or only stuck ones that do not hold the lock.
+/// How far the ending of COMMAND's processes has come. Each stage follows the one before it; when lockrun or its
+/// guardian is found dead, the ending starts again with KILL at once. Once begun, it is over when no process is left,
+/// or only stuck ones that do not hold the lock.
 #[derive(Clone, Copy, Debug)]
 enum StopStage {
     /// Nothing ends them.
@@ -101,7 +104,8 @@ enum StopStage {
 }
 
 impl<P: Processes> Supervisor<P> {
-    /// Supervises `tree`, started at `now`, according to `launch`. `lease` is the deadline of a lease that ends COMMAND, if there is one.
+    /// Supervises `tree`, started at `now`, according to `launch`. `lease` is the deadline of a lease that ends
+    /// COMMAND, if there is one.
     pub fn new(tree: P, launch: &Launch, lease: Option<Deadline>, now: Moment) -> Self {
         Supervisor {
             tree,
@@ -190,7 +194,8 @@ impl<P: Processes> Supervisor<P> {
         }
     }
 
-    /// Sends a round of KILL, which begins at `now`. Returns when the next one is due: after a pause of `least` or more, or at once.
+    /// Sends a round of KILL, which begins at `now`. Returns when the next one is due: after a pause of `least` or
+    /// more, or at once.
     fn kill(&mut self, now: Moment, least: Duration) -> Moment {
         let is_to_pause = self.tree.kill();
         let end = Moment::now();
@@ -200,14 +205,15 @@ impl<P: Processes> Supervisor<P> {
         end + (end.since(now) * PAUSE_TO_ROUND).min(KILL_AGAIN.1).max(least)
     }
 
-    /// Returns the deadline of the lease, if there is one, when KILL has begun since the last call. Repeated rounds do not count.
+    /// Returns the deadline of the lease, if there is one, when KILL has begun since the last call. Repeated rounds do
+    /// not count.
     pub fn take_unreported_kill(&mut self) -> Option<Deadline> {
         let take_unreported_kill = std::mem::take(&mut self.unreported_kill);
         self.lease.filter(|_| take_unreported_kill)
     }
 
-    /// Begins to end everything: TERM now, and KILL `kill_after` later, or earlier if the lease demands it. If lockrun or the guardian
-    /// is dead, KILL is due at once, even if the ending has begun already.
+    /// Begins to end everything: TERM now, and KILL `kill_after` later, or earlier if the lease demands it. If lockrun
+    /// or the guardian is dead, KILL is due at once, even if the ending has begun already.
     pub fn end(&mut self, why: StopReason, now: Moment) {
         self.is_lost |= why == StopReason::Lost;
         let kill_at = match why {
@@ -289,7 +295,8 @@ impl Supervisor {
         self.tree.forward(signal);
     }
 
-    /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped, if that has changed.
+    /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped,
+    /// if that has changed.
     pub(super) fn reap(&mut self) -> Option<JobState> {
         self.tree.reap();
         self.tree.take_job_state_change()

@@ -9,8 +9,8 @@ use nix::sys::stat::Mode;
 use nix::sys::termios::tcgetsid;
 use nix::unistd::getsid;
 
-/// Returns whether this process has a controlling terminal. COMMAND then shares lockrun's process group, like any job of a
-/// shell; without one (cron, CI) it leads a group of its own.
+/// Returns whether this process has a controlling terminal. COMMAND then shares lockrun's process group, like any job
+/// of a shell; without one (cron, CI) it leads a group of its own.
 pub(super) fn is_controlling() -> bool {
     match open("/dev/tty", OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOCTTY, Mode::empty()) {
         Ok(_) => true,

@@ -1,11 +1,13 @@
 //! COMMAND's process tree, as seen by its parent: COMMAND and all processes that it started.
 //!
-//! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, even after setsid(2) or setpgid(2).
-//! So the tree is gone exactly when the parent has no child left, apart from [inherited](super::inherited_children) ones.
+//! The parent is a child subreaper: a descendant whose own parent has ended becomes its child, even after setsid(2) or
+//! setpgid(2). So the tree is gone exactly when the parent has no child left, apart from
+//! [inherited](super::inherited_children) ones.
 //!
-//! So, too, the tree is ended by killing the parent's own children again and again until there are none. That needs no search for the
-//! others, which would miss processes that live for less time than it takes. The kernel lists the children at once, however many
-//! other processes there are, and a child that is not reaped keeps its process id, so no other process can be hit.
+//! So, too, the tree is ended by killing the parent's own children again and again until there are none. That needs no
+//! search for the others, which would miss processes that live for less time than it takes. The kernel lists the
+//! children at once, however many other processes there are, and a child that is not reaped keeps its process id, so no
+//! other process can be hit.
 
 #![allow(unsafe_code)]
 
@@ -29,8 +31,8 @@ use crate::sys::children;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Missed};
 
-/// The longest time for which children are killed that keep appearing, before this process looks at its messages and signals again, and
-/// reaps the dead.
+/// The longest time for which children are killed that keep appearing, before this process looks at its messages and
+/// signals again, and reaps the dead.
 const KILLING_MAX: Duration = Duration::from_millis(20);
 
 /// How long after the first KILL to search for processes below those that do not die.
@@ -59,7 +61,8 @@ pub struct Tree {
     own_group: bool,
     /// This process started COMMAND, so COMMAND's id is not reused until it is reaped here.
     own_child: bool,
-    /// COMMAND's parent, if it is dying and has not been reaped here: until then COMMAND's processes are its descendants.
+    /// COMMAND's parent, if it is dying and has not been reaped here: until then COMMAND's processes are its
+    /// descendants.
     dying_parent: Option<pid_t>,
     /// How COMMAND ended, once it was reaped.
     ended: Option<Ending>,
@@ -137,8 +140,9 @@ impl Tree {
         })
     }
 
-    /// Returns the tree of a COMMAND whose `parent`, a child of this process, is dying, so that its processes are becoming children of
-    /// this one. `ended` is how COMMAND ended, if the parent reaped it: its id may belong to another process now.
+    /// Returns the tree of a COMMAND whose `parent`, a child of this process, is dying, so that its processes are
+    /// becoming children of this one. `ended` is how COMMAND ended, if the parent reaped it: its id may belong to
+    /// another process now.
     pub(super) fn adopt(
         parent: pid_t,
         command: pid_t,
@@ -174,10 +178,11 @@ impl Tree {
         self.missed
     }
 
-    /// Relays a signal that was sent to lockrun: to all of COMMAND's processes or to COMMAND alone, depending on the signal.
+    /// Relays a signal that was sent to lockrun: to all of COMMAND's processes or to COMMAND alone, depending on the
+    /// signal.
     ///
-    /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means only COMMAND and
-    /// its descendants in that group, because the group's other processes are not COMMAND's.
+    /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means
+    /// only COMMAND and its descendants in that group, because the group's other processes are not COMMAND's.
     pub(super) fn forward(&mut self, signal: c_int) {
         if signal == libc::SIGCONT && !self.own_group && !self.wants_continuing() {
             return;
@@ -189,17 +194,17 @@ impl Tree {
         self.send(signal, |process| process::group(process.pid) == self.group || process.pid == self.command);
     }
 
-    /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg` continues the whole
-    /// group: then COMMAND has been continued already, and may even have been stopped again by the next Ctrl-Z, which a relayed CONT
-    /// must not undo.
+    /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg`
+    /// continues the whole group: then COMMAND has been continued already, and may even have been stopped again by the
+    /// next Ctrl-Z, which a relayed CONT must not undo.
     fn wants_continuing(&mut self) -> bool {
         let was_stopped = matches!(self.job_state, JobState::Stopped { .. });
         let heard = self.reap();
         was_stopped && !heard
     }
 
-    /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped processes also get CONT
-    /// after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
+    /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped
+    /// processes also get CONT after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
     fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
@@ -232,12 +237,12 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped or continued. Never
-    /// waits. Returns whether COMMAND has changed its state.
+    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped
+    /// or continued. Never waits. Returns whether COMMAND has changed its state.
     ///
-    /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and inherits all
-    /// orphans. Children of other threads (the getent that looks up the server's name) are neither reaped nor ended here, and do not
-    /// count: those threads wait for them.
+    /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and
+    /// inherits all orphans. Children of other threads (the getent that looks up the server's name) are neither reaped
+    /// nor ended here, and do not count: those threads wait for them.
     pub(super) fn reap(&mut self) -> bool {
         let mut heard = false;
         if self.killing.is_some_and(|killing| !killing.may_reap) {
@@ -253,7 +258,8 @@ impl Tree {
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
             match pid {
                 0 => {
-                    // InheritedChildren children may outlive the tree; then only /proc shows whether COMMAND's processes are gone.
+                    // InheritedChildren children may outlive the tree; then only /proc shows whether COMMAND's
+                    // processes are gone.
                     let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
                     self.gone = may_be_gone && !self.inherited.is_empty() && self.has_only_inherited();
                     return heard;
@@ -298,11 +304,11 @@ impl Tree {
         }
     }
 
-    /// Sends `signal` to COMMAND's whole process group in one call, which no fork can outrun, if COMMAND leads its own group. Returns
-    /// whether it did.
+    /// Sends `signal` to COMMAND's whole process group in one call, which no fork can outrun, if COMMAND leads its own
+    /// group. Returns whether it did.
     ///
-    /// Does so only if a child of this process is in the group, COMMAND or an orphan: only this process reaps that child, and until then
-    /// the group's id is not reused.
+    /// Does so only if a child of this process is in the group, COMMAND or an orphan: only this process reaps that
+    /// child, and until then the group's id is not reused.
     fn signal_group(&self, signal: c_int) -> bool {
         // 0 stands for a COMMAND whose process id is not known; kill(2) would take it for this process's own group.
         let reaches = self.own_group && self.group > 0 && children::are_in(self.group);
@@ -319,11 +325,11 @@ impl Tree {
         found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
-    /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from others, until none is
-    /// new, for [`KILLING_MAX`] at most. Also returns how many children there are.
+    /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from
+    /// others, until none is new, for [`KILLING_MAX`] at most. Also returns how many children there are.
     ///
-    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes (`ulimit -u`) used up: what
-    /// forks as fast as it can comes to an end.
+    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
+    /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
     fn kill_children(&self) -> (Children, usize) {
         let until = Moment::now() + KILLING_MAX;
         let mut known = HashSet::new();
@@ -333,7 +339,8 @@ impl Tree {
                 let is_new = known.insert(pid);
                 if self.may_be_commands(pid) && !children::has_ended(pid) {
                     are_dead = false;
-                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for another user's.
+                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
+                    // another user's.
                     is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
                 }
                 is_cut = Moment::now() >= until;
@@ -351,7 +358,8 @@ impl Tree {
         }
     }
 
-    /// Sends KILL to the processes below those that do not die, or below the dying parent. To the children, too, if they were not killed.
+    /// Sends KILL to the processes below those that do not die, or below the dying parent. To the children, too, if
+    /// they were not killed.
     fn kill_found(&self, are_children_killed: bool) {
         let me = own_pid();
         self.access.with_spare(|| {
@@ -363,12 +371,14 @@ impl Tree {
         });
     }
 
-    /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's process group.
+    /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's
+    /// process group.
     fn may_be_commands(&self, pid: pid_t) -> bool {
         Some(pid) == self.dying_parent || !self.inherited.includes(pid)
     }
 
-    /// Returns whether this process has no living child but inherited ones. Every living process of COMMAND is such a child, or below one.
+    /// Returns whether this process has no living child but inherited ones. Every living process of COMMAND is such a
+    /// child, or below one.
     fn has_only_inherited(&self) -> bool {
         let is_dead = |pid| process::read(pid).is_some_and(Process::is_dead);
         let mut has_only = true;
@@ -383,7 +393,8 @@ impl Tree {
         self.access.with_spare(|| self.search()).is_some_and(|found| found.into_iter().all(Process::is_dead))
     }
 
-    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; `None` if /proc does not show them.
+    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; `None` if /proc does
+    /// not show them.
     fn search(&self) -> Option<Vec<Process>> {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
@@ -423,8 +434,8 @@ impl Processes for Tree {
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
-        // A process that gets little of a processor would otherwise see fewer and fewer of the living ones, while the dead pile up until the
-        // machine has no process id left.
+        // A process that gets little of a processor would otherwise see fewer and fewer of the living ones, while the
+        // dead pile up until the machine has no process id left.
         let are_in_the_way = matches!(found, Children::Dead | Children::TooMany | Children::Unknown);
         killing.may_reap = are_in_the_way || now >= killing.reaps_at || count > CHILDREN_MAX;
         self.killing = Some(killing);
@@ -438,7 +449,8 @@ pub struct Child(pub(super) pid_t);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: plain system calls. The child has not been reaped, so its id is not reused; the status is not requested.
+        // SAFETY: plain system calls. The child has not been reaped, so its id is not reused; the status is not
+        // requested.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             while libc::waitpid(self.0, ptr::null_mut(), 0) == -1 && Errno::last() == Errno::EINTR {}

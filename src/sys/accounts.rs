@@ -1,5 +1,5 @@
-//! Users, their home directories and groups, from /etc/passwd and /etc/group. Accounts that only a directory service knows are not found:
-//! a static program cannot ask such a service, and a lock must not wait for one.
+//! Users, their home directories and groups, from /etc/passwd and /etc/group. Accounts that only a directory service
+//! knows are not found: a static program cannot ask such a service, and a lock must not wait for one.
 
 use std::fs;
 use std::path::PathBuf;

@@ -38,8 +38,8 @@ impl Step {
     }
 }
 
-/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it; the last step is
-/// the file or directory at the end of the path, whose metadata is also returned.
+/// Returns every directory and symbolic link on the absolute path `goal`, in the order in which the kernel resolves it;
+/// the last step is the file or directory at the end of the path, whose metadata is also returned.
 pub fn walk(goal: &Path) -> io::Result<(Vec<Step>, Metadata)> {
     let mut here = PathBuf::from("/");
     let mut end = symlink_metadata(&here)?;

@@ -1,5 +1,5 @@
-//! Opens a file to append to, so that no second user can choose which file that is: root's run must not write to a file to which another
-//! user has planted a link, nor create one where they want it.
+//! Opens a file to append to, so that no second user can choose which file that is: root's run must not write to a file
+//! to which another user has planted a link, nor create one where they want it.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -27,20 +27,22 @@ const LOOK: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXE
 /// The number of the inode of the root of each /proc. Its own links, such as /proc/self, lead where their text says.
 const PROC_ROOT: u64 = 1;
 
-/// Opens the file at `path`, which is created, for its owner alone, if it does not exist. Does not wait for the reader of a FIFO.
+/// Opens the file at `path`, which is created, for its owner alone, if it does not exist. Does not wait for the reader
+/// of a FIFO.
 ///
 /// Fails as [`trust::is_refusal`] recognises if a second user could have chosen the file:
-/// - Each directory and symbolic link on the way must belong to root or to this user, and a directory that everybody can write to must be
-///   sticky. A group may write to a directory, as to /var/log on some systems.
-/// - In a directory that others (a group or everybody) can write to, no symbolic link is followed, and a file or FIFO at the end must belong
-///   to root or to this user and have no other name. Its owner alone does not say who put it there: hard links and renames keep the owner.
-///   A file or FIFO in a directory that is not shared may belong to any user, as a log that belongs to a service: a user who can create one there
-///   is trusted.
-/// - No link of /proc to what a process uses, such as `/proc/self/cwd`, may lead on: its text names another place than the link leads to.
+/// - Each directory and symbolic link on the way must belong to root or to this user, and a directory that everybody
+///   can write to must be sticky. A group may write to a directory, as to /var/log on some systems.
+/// - In a directory that others (a group or everybody) can write to, no symbolic link is followed, and a file or FIFO
+///   at the end must belong to root or to this user and have no other name. Its owner alone does not say who put it
+///   there: hard links and renames keep the owner. A file or FIFO in a directory that is not shared may belong to any
+///   user, as a log that belongs to a service: a user who can create one there is trusted.
+/// - No link of /proc to what a process uses, such as `/proc/self/cwd`, may lead on: its text names another place than
+///   the link leads to.
 ///
-/// Each step is checked by the descriptor by which the next one is opened. Others can still exchange files and directories of root's or of
-/// this user's for each other if they can write to both of the directories that these are in. What the caller has opened, such as
-/// `/dev/stderr`, may be anything.
+/// Each step is checked by the descriptor by which the next one is opened. Others can still exchange files and
+/// directories of root's or of this user's for each other if they can write to both of the directories that these are
+/// in. What the caller has opened, such as `/dev/stderr`, may be anything.
 pub fn open_to_append(path: &Path) -> io::Result<File> {
     if trust::is_name_of_descriptor(path) {
         let flags = (HOW - OFlag::O_WRONLY - OFlag::O_APPEND).bits();
@@ -119,7 +121,8 @@ impl Directory {
         Ok(Directory { path, fd, is_shared: stat.st_mode & (GROUP_WRITES | OTHERS_WRITE) != 0 })
     }
 
-    /// Opens what has this name here, without following a link. The kernel mounts what autofs has there only if a directory is asked for.
+    /// Opens what has this name here, without following a link. The kernel mounts what autofs has there only if a
+    /// directory is asked for.
     fn look(&self, name: &OsStr, is_last: bool) -> nix::Result<OwnedFd> {
         let look = |how| openat(&self.fd, name, how, Mode::empty());
         match if is_last { Err(Errno::ENOTDIR) } else { look(LOOK | OFlag::O_DIRECTORY) } {
@@ -128,7 +131,8 @@ impl Directory {
         }
     }
 
-    /// Returns whether links in this directory may lead elsewhere than their text says, as those of /proc below its root.
+    /// Returns whether links in this directory may lead elsewhere than their text says, as those of /proc below its
+    /// root.
     fn has_magic_links(&self) -> io::Result<bool> {
         Ok(fstatfs(&self.fd)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&self.fd)?.st_ino != PROC_ROOT)
     }
@@ -139,8 +143,8 @@ impl Directory {
         Self::checked(path, directory, stat)
     }
 
-    /// Opens the file `name` in this directory, which has been `found` there with this `stat`, or creates it. Returns `None` if it is
-    /// another one by now.
+    /// Opens the file `name` in this directory, which has been `found` there with this `stat`, or creates it. Returns
+    /// `None` if it is another one by now.
     fn open(&self, name: &OsStr, stat: Option<&FileStat>, found: Option<OwnedFd>) -> io::Result<Option<File>> {
         let path = self.path.join(name);
         let Some(stat) = stat else {
@@ -178,7 +182,8 @@ fn owners_alone() -> Mode {
     Mode::S_IRUSR | Mode::S_IWUSR
 }
 
-/// Fails if a second user could replace this directory or symbolic link, or entries of the directory that are not their own.
+/// Fails if a second user could replace this directory or symbolic link, or entries of the directory that are not their
+/// own.
 fn judge(path: &Path, stat: &FileStat, is_link: bool) -> io::Result<()> {
     // A group may write to a directory that is not everybody's.
     let is_everybodys = !is_link && stat.st_mode & OTHERS_WRITE != 0;

@@ -14,7 +14,8 @@ impl Backoff {
         Backoff(PAUSE.0)
     }
 
-    /// Begins with the shortest pause again if it has worked for longer than the longest pause, for this `span`, before it failed again.
+    /// Begins with the shortest pause again if it has worked for longer than the longest pause, for this `span`, before
+    /// it failed again.
     pub fn worked_for(&mut self, span: Duration) {
         if span > PAUSE.1 {
             *self = Backoff::new();

@@ -18,8 +18,8 @@ pub fn are_in(group: pid_t) -> bool {
     ended_one_of(libc::P_PGID, group, 0).is_ok()
 }
 
-/// Returns whether the child `pid` belongs to another thread than the calling one, which alone waits for it. (All orphans that this process
-/// inherits belong to its main thread.) Always `false` before Linux 4.7, which cannot tell.
+/// Returns whether the child `pid` belongs to another thread than the calling one, which alone waits for it. (All
+/// orphans that this process inherits belong to its main thread.) Always `false` before Linux 4.7, which cannot tell.
 pub fn is_another_threads(pid: pid_t) -> bool {
     ended_one_of(libc::P_PID, pid, libc::__WNOTHREAD | libc::__WALL) == Err(Errno::ECHILD)
 }
@@ -71,8 +71,8 @@ fn ended_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result
 
 /// The kernel reaps each child of this process that ends while this value exists.
 ///
-/// For a wait in which lockrun has no children of its own, but may inherit some: as the first process of a container it inherits what
-/// others leave behind there. Unlike reaping them, this does not interrupt the wait.
+/// For a wait in which lockrun has no children of its own, but may inherit some: as the first process of a container it
+/// inherits what others leave behind there. Unlike reaping them, this does not interrupt the wait.
 pub struct ReapedByKernel(libc::sigaction);
 
 impl ReapedByKernel {

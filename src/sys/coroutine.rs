@@ -39,8 +39,8 @@ impl Coroutine {
         let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(Stack::new);
         let (own, caller) = (MaybeUninit::zeroed(), MaybeUninit::zeroed());
         let mut state = Box::new(State { own, caller, body: Some(Box::new(body)), has_ended: false, stack });
-        // SAFETY: the context is initialised by getcontext; its stack lives as long as the state, which is boxed and does not move;
-        // `enter` takes no arguments.
+        // SAFETY: the context is initialised by getcontext; its stack lives as long as the state, which is boxed and
+        // does not move; `enter` takes no arguments.
         unsafe {
             assert_eq!(libc::getcontext(state.own.as_mut_ptr()), 0);
             let own = state.own.assume_init_mut();
@@ -52,7 +52,8 @@ impl Coroutine {
         Coroutine(state)
     }
 
-    /// Runs it until it suspends itself or ends. Returns whether it has ended. Must be called on the thread that created it.
+    /// Runs it until it suspends itself or ends. Returns whether it has ended. Must be called on the thread that
+    /// created it.
     pub fn resume(&mut self) -> bool {
         assert!(!self.0.has_ended, "it has ended");
         let state: *mut State = &raw mut *self.0;

@@ -1,4 +1,5 @@
-//! Progress of long work: on a terminal, a line that is refreshed in place and erased when the work is done; elsewhere nothing.
+//! Progress of long work: on a terminal, a line that is refreshed in place and erased when the work is done; elsewhere
+//! nothing.
 
 use std::time::Duration;
 

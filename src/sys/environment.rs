@@ -22,8 +22,8 @@ pub fn variables() -> impl Iterator<Item = *const c_char> {
     })
 }
 
-/// Returns the names of the variables that begin with `prefix`. Reads no more of the others than the comparison needs, because every run
-/// does this.
+/// Returns the names of the variables that begin with `prefix`. Reads no more of the others than the comparison needs,
+/// because every run does this.
 pub fn names_beginning_with(prefix: &str) -> impl Iterator<Item = &'static OsStr> {
     let begins = move |variable: &*const c_char| {
         // SAFETY: at most the length of the prefix is read from it, and the variable is a C string.

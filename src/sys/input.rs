@@ -19,8 +19,9 @@ const MAX_LEN: usize = 1 << 20;
 /// How long the writer of a pipe may take in all.
 const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a regular file that no other user (except root) can have written, see [`trust::check`]. Returns its contents and metadata.
-/// Fails, with a reason that does not name the file, if it is not such a file or is longer than [`MAX_LEN`].
+/// Reads a regular file that no other user (except root) can have written, see [`trust::check`]. Returns its contents
+/// and metadata. Fails, with a reason that does not name the file, if it is not such a file or is longer than
+/// [`MAX_LEN`].
 pub fn read_trusted_file(path: &Path) -> io::Result<(Vec<u8>, Metadata)> {
     let (file, metadata) = open_regular(path)?;
     Ok((read_regular(&file)?, metadata))
@@ -36,8 +37,8 @@ fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((file, metadata))
 }
 
-/// Reads a regular file, or a pipe: a FIFO, `/dev/stdin` or a shell's `<(...)`. A pipe is read to its end, which must come within
-/// [`PIPE_TIMEOUT`]. Fails as [`read_trusted_file`] does.
+/// Reads a regular file, or a pipe: a FIFO, `/dev/stdin` or a shell's `<(...)`. A pipe is read to its end, which must
+/// come within [`PIPE_TIMEOUT`]. Fails as [`read_trusted_file`] does.
 pub fn read_trusted_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     trust::check(path, &file, &metadata)?;
@@ -52,14 +53,15 @@ pub fn read_secret_file_or_pipe(path: &Path) -> io::Result<Vec<u8>> {
     read(&file, &metadata)
 }
 
-/// Fails as [`trust::check`] does if another user can write or replace the file or pipe at `path`, or with an error of the system. Does not
-/// open it for reading: a pipe can be read once only.
+/// Fails as [`trust::check`] does if another user can write or replace the file or pipe at `path`, or with an error of
+/// the system. Does not open it for reading: a pipe can be read once only.
 pub fn check_trusted(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     trust::check(path, &file, &file.metadata()?)
 }
 
-/// Reads a regular file with passwords, which other users must not be able to read either. Fails as [`read_trusted_file`] does.
+/// Reads a regular file with passwords, which other users must not be able to read either. Fails as
+/// [`read_trusted_file`] does.
 pub fn read_password_file(path: &Path) -> io::Result<Vec<u8>> {
     let (file, metadata) = open_regular(path)?;
     trust::check_private(path, &file, &metadata, Privacy::Owner)?;
@@ -75,8 +77,8 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// Opens a regular file or a pipe, without waiting for a process at the other end of a FIFO. Opens nothing else, because opening some
-/// devices has side effects.
+/// Opens a regular file or a pipe, without waiting for a process at the other end of a FIFO. Opens nothing else,
+/// because opening some devices has side effects.
 fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let there = fs::metadata(path)?.file_type();
     if !there.is_file() && !there.is_fifo() {

@@ -4,12 +4,14 @@
 
 use libc::c_int;
 
-/// Gives the calling thread a real-time priority, so that it runs ahead of all threads without one: the lowest (`SCHED_RR`, see sched(7)),
-/// or, if it has one below 99 already, the next higher one, so that it also runs ahead of the COMMAND that has inherited that. Root may
-/// do this, and a user whose `RLIMIT_RTPRIO` allows it; for others nothing changes.
+/// Gives the calling thread a real-time priority, so that it runs ahead of all threads without one: the lowest
+/// (`SCHED_RR`, see sched(7)), or, if it has one below 99 already, the next higher one, so that it also runs ahead of
+/// the COMMAND that has inherited that. Root may do this, and a user whose `RLIMIT_RTPRIO` allows it; for others
+/// nothing changes.
 ///
-/// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs: where all
-/// processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created later inherit the priority.
+/// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs:
+/// where all processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created
+/// later inherit the priority.
 pub fn raise() {
     let (policy, priority) = present();
     // Only root may clear this flag, with which children do not inherit the priority.
@@ -23,7 +25,8 @@ pub fn raise() {
     set(policy, priority + 1);
 }
 
-/// Sets the policy and the priority that the calling thread has already. A sandbox that kills a process for [`raise`] does so for this, too.
+/// Sets the policy and the priority that the calling thread has already. A sandbox that kills a process for [`raise`]
+/// does so for this, too.
 pub fn keep() {
     let (policy, priority) = present();
     set(policy, priority);

@@ -1,7 +1,8 @@
 //! Signals as a stream of events, and the signal state that COMMAND inherits.
 //!
-//! All signals are blocked before any thread or child exists, and read from a descriptor. COMMAND gets the mask and the dispositions
-//! that lockrun was started with. A signal that was ignored stays ignored for both, except SIGCHLD, which lockrun itself needs.
+//! All signals are blocked before any thread or child exists, and read from a descriptor. COMMAND gets the mask and the
+//! dispositions that lockrun was started with. A signal that was ignored stays ignored for both, except SIGCHLD, which
+//! lockrun itself needs.
 
 #![allow(unsafe_code)]
 
@@ -24,11 +25,13 @@ pub const FOR_ALL: [libc::c_int; 7] =
 pub struct Caught {
     /// Its number.
     pub signal: libc::c_int,
-    /// Whether a process sent it, with kill(2) or the like; otherwise the kernel did, for example on behalf of a terminal.
+    /// Whether a process sent it, with kill(2) or the like; otherwise the kernel did, for example on behalf of a
+    /// terminal.
     pub sent: bool,
 }
 
-/// The blocked signals that were pending when a process was created: it has not got them, not even those sent to its process group.
+/// The blocked signals that were pending when a process was created: it has not got them, not even those sent to its
+/// process group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missed(u64);
 
@@ -66,14 +69,14 @@ pub struct Signals {
     taken: libc::sigset_t,
     inherited: libc::sigset_t,
     child_was_ignored: bool,
-    /// Whether lockrun was started in the group of its session's leader. It also counts in the guardian, which may still have to read
-    /// signals of that group when it has left it.
+    /// Whether lockrun was started in the group of its session's leader. It also counts in the guardian, which may
+    /// still have to read signals of that group when it has left it.
     in_leaders_group: bool,
 }
 
 impl Signals {
-    /// Blocks every signal that was not ignored when lockrun started, and makes these signals readable. Must be called before any
-    /// thread or child exists.
+    /// Blocks every signal that was not ignored when lockrun started, and makes these signals readable. Must be called
+    /// before any thread or child exists.
     pub fn take_over() -> nix::Result<Self> {
         let mut taken = full_set();
         let mut child_was_ignored = false;
@@ -95,8 +98,8 @@ impl Signals {
         Ok(Signals { fd, taken, inherited, child_was_ignored, in_leaders_group: is_in_leaders_group() })
     }
 
-    /// Returns the next signal that concerns lockrun, if there is one: not one that it caused itself, nor the end of a child, nor a
-    /// terminal's stop signal that the kernel would discard. Never waits.
+    /// Returns the next signal that concerns lockrun, if there is one: not one that it caused itself, nor the end of a
+    /// child, nor a terminal's stop signal that the kernel would discard. Never waits.
     pub fn next(&self) -> Option<Caught> {
         loop {
             let info = self.read()?;
@@ -111,7 +114,8 @@ impl Signals {
         }
     }
 
-    /// Handles the pending signals as any process would: stops lockrun for a stop signal, and returns a signal that would terminate it.
+    /// Handles the pending signals as any process would: stops lockrun for a stop signal, and returns a signal that
+    /// would terminate it.
     pub fn obey(&self) -> Option<libc::c_int> {
         while let Some(caught) = self.next() {
             if is_stop(caught.signal) {
@@ -123,8 +127,8 @@ impl Signals {
         None
     }
 
-    /// Makes `command` start with the mask and the disposition of SIGCHLD that lockrun was started with, and be killed when the calling
-    /// thread ends.
+    /// Makes `command` start with the mask and the disposition of SIGCHLD that lockrun was started with, and be killed
+    /// when the calling thread ends.
     pub fn hand_down(&self, command: &mut Command) {
         let (mask, child_was_ignored) = (self.inherited, self.child_was_ignored);
         let restore = move || {
@@ -152,7 +156,8 @@ impl Signals {
         Some(unsafe { info.assume_init() })
     }
 
-    /// Returns whether `signal` is read here. It is, unless it was ignored when lockrun was started (SIGCHLD always is).
+    /// Returns whether `signal` is read here. It is, unless it was ignored when lockrun was started (SIGCHLD always
+    /// is).
     pub fn is_taken(&self, signal: libc::c_int) -> bool {
         // SAFETY: the set is valid; a number out of range is reported as an error.
         unsafe { libc::sigismember(&raw const self.taken, signal) == 1 }
@@ -175,8 +180,9 @@ impl AsFd for Signals {
     }
 }
 
-/// Returns whether lockrun itself caused a signal with this code and sender: writing to a closed pipe, or beyond the limit on file size,
-/// sends this process a signal in its own name, and one of its own alarms may arrive late. May be called in a signal handler.
+/// Returns whether lockrun itself caused a signal with this code and sender: writing to a closed pipe, or beyond the
+/// limit on file size, sends this process a signal in its own name, and one of its own alarms may arrive late. May be
+/// called in a signal handler.
 pub fn is_own(signal: libc::c_int, code: libc::c_int, sender: u32) -> bool {
     match signal {
         libc::SIGPIPE | libc::SIGXFSZ => sender == std::process::id(),
@@ -216,8 +222,8 @@ pub fn stop_self() {
     unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
 }
 
-/// Returns whether this process is in the process group of its session's leader. No shell could continue it there, and the kernel
-/// does not stop processes of such an orphaned group on behalf of the terminal.
+/// Returns whether this process is in the process group of its session's leader. No shell could continue it there, and
+/// the kernel does not stop processes of such an orphaned group on behalf of the terminal.
 fn is_in_leaders_group() -> bool {
     // SAFETY: plain system calls on ourselves.
     unsafe { libc::getsid(0) == libc::getpgrp() }
@@ -231,7 +237,8 @@ fn signal_fd(set: &libc::sigset_t) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Returns whether a signal is pending that ends or stops lockrun once it is read. For work that looks at no signals otherwise.
+/// Returns whether a signal is pending that ends or stops lockrun once it is read. For work that looks at no signals
+/// otherwise.
 pub fn are_to_be_obeyed() -> bool {
     let mut pending = MaybeUninit::uninit();
     // SAFETY: the set is written on success, which is checked before it is read.

@@ -1,5 +1,6 @@
-//! Writing to standard error without waiting for long: it may be a pipe whose reader stalls, a terminal stopped by Ctrl-S, or one behind a
-//! broken network connection. While lockrun waited in a write, it would neither release the lock nor end.
+//! Writing to standard error without waiting for long: it may be a pipe whose reader stalls, a terminal stopped by
+//! Ctrl-S, or one behind a broken network connection. While lockrun waited in a write, it would neither release the
+//! lock nor end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -28,7 +29,8 @@ const PATH: &str = "/proc/self/fd/2";
 /// Whether a message must not wait for long, because others may be waiting for a lock that this run claims or holds.
 static IS_HURRIED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the last message found no room. Then the next one does not wait at all: a run must not be delayed by each of its messages.
+/// Whether the last message found no room. Then the next one does not wait at all: a run must not be delayed by each of
+/// its messages.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Limits how long messages wait from now on. Until this is called, they wait for as long as it takes.
@@ -51,10 +53,11 @@ pub fn write(text: &str) {
     IS_STALLED.store(!is_written, Ordering::Relaxed);
 }
 
-/// Opens standard error again, so that writes to this open file never wait; `None` if that fails or is not needed. The original is shared
-/// with COMMAND, so its mode must not be changed.
+/// Opens standard error again, so that writes to this open file never wait; `None` if that fails or is not needed. The
+/// original is shared with COMMAND, so its mode must not be changed.
 ///
-/// Only for a terminal or a pipe: writing to a regular file does not wait, and a second open file would have its own position.
+/// Only for a terminal or a pipe: writing to a regular file does not wait, and a second open file would have its own
+/// position.
 fn opened_anew() -> Option<File> {
     let is_pipe = || Path::new(PATH).metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
     if !io::stderr().is_terminal() && !is_pipe() {
@@ -70,8 +73,8 @@ fn write_until(file: BorrowedFd<'_>, mut bytes: &[u8], until: Moment) -> bool {
         if !has_room(file, until) {
             return false;
         }
-        // A pipe that is ready takes this much at once: so even a write to the original open file does not wait, unless another writer is
-        // quicker.
+        // A pipe that is ready takes this much at once: so even a write to the original open file does not wait, unless
+        // another writer is quicker.
         let piece = &bytes[..bytes.len().min(libc::PIPE_BUF)];
         match unistd::write(file, piece) {
             Ok(0) => return true,

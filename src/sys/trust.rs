@@ -1,6 +1,6 @@
-//! Which configuration files are trusted. They decide which programs run and where locks live, so only root and the user that lockrun
-//! runs as may be able to write them. ssh has the same rule for its files. It also applies to the path of a lock directory that several
-//! users share.
+//! Which configuration files are trusted. They decide which programs run and where locks live, so only root and the
+//! user that lockrun runs as may be able to write them. ssh has the same rule for its files. It also applies to the
+//! path of a lock directory that several users share.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
@@ -14,7 +14,8 @@ use super::ancestors::{self, GROUP_WRITES, OTHERS_WRITE, STICKY, Step};
 use crate::text::escape::escaped_path;
 use crate::text::shell::{path_word, word};
 
-/// The standard streams and the directories of descriptors: lockrun's caller opened these files and is responsible for their contents.
+/// The standard streams and the directories of descriptors: lockrun's caller opened these files and is responsible for
+/// their contents.
 const STREAMS: [&str; 3] = ["/dev/stdin", "/dev/stdout", "/dev/stderr"];
 const DESCRIPTORS: [&str; 2] = ["/dev/fd", "/proc/self/fd"];
 
@@ -25,8 +26,8 @@ const GROUP_READS: u32 = 0o040;
 /// The file system type of unnamed pipes: see statfs(2).
 const PIPEFS: FsType = FsType(0x5049_5045);
 
-/// Fails, with a reason that says what to do, if a user other than root and this one can write or replace the `file` that was opened at
-/// `path`. `metadata` is that of the open file. The error is never `NotFound`.
+/// Fails, with a reason that says what to do, if a user other than root and this one can write or replace the `file`
+/// that was opened at `path`. `metadata` is that of the open file. The error is never `NotFound`.
 pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     if is_from_caller(path, file, metadata) {
         return Ok(());
@@ -45,8 +46,8 @@ pub fn check(path: &Path, file: &File, metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails, with a reason that says what to do, if a user other than root and this one can create or replace something at `path`. Nothing
-/// need exist there.
+/// Fails, with a reason that says what to do, if a user other than root and this one can create or replace something at
+/// `path`. Nothing need exist there.
 pub fn check_above(path: &Path) -> io::Result<()> {
     for above in path.ancestors().skip(1) {
         match walk(above) {
@@ -58,8 +59,8 @@ pub fn check_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails, with a reason that says what to do, if a user other than root and this one can replace the directory at `path`, or create files in
-/// it. A missing directory is right.
+/// Fails, with a reason that says what to do, if a user other than root and this one can replace the directory at
+/// `path`, or create files in it. A missing directory is right.
 pub fn check_directory(path: &Path) -> io::Result<()> {
     let steps = match walk(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -71,8 +72,8 @@ pub fn check_directory(path: &Path) -> io::Result<()> {
     others_write.map_or(Ok(()), |step| refuse(format!("others can write to it; chmod go-w {}", path_word(&step.path))))
 }
 
-/// Returns the first directory or symbolic link above `path` that does not belong to root, or that others can write to: they could
-/// redirect what root does at `path`. `None` if there is none. Nothing need exist at `path`.
+/// Returns the first directory or symbolic link above `path` that does not belong to root, or that others can write to:
+/// they could redirect what root does at `path`. `None` if there is none. Nothing need exist at `path`.
 pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
     let is_roots = |step: &Step| step.owner == 0 && (step.is_link || step.mode & (GROUP_WRITES | OTHERS_WRITE) == 0);
     for above in path.ancestors().skip(1) {
@@ -84,7 +85,8 @@ pub fn first_not_roots(path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Returns whether `path` is inaccessible because `home` is another user's, as after a service has changed its user but not HOME.
+/// Returns whether `path` is inaccessible because `home` is another user's, as after a service has changed its user but
+/// not HOME.
 pub fn is_in_foreign_home(home: &Path, path: &Path) -> bool {
     let hidden = fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     hidden && fs::metadata(home).map_or(true, |home| home.uid() != geteuid().as_raw())
@@ -115,8 +117,8 @@ pub fn refusal(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
-/// Returns whether lockrun's caller opened the file: its path names a descriptor, or it is an unnamed pipe, which has no name by which
-/// another user could open it.
+/// Returns whether lockrun's caller opened the file: its path names a descriptor, or it is an unnamed pipe, which has
+/// no name by which another user could open it.
 fn is_from_caller(path: &Path, file: &File, metadata: &Metadata) -> bool {
     let is_pipe = || fstatfs(file).is_ok_and(|system| system.filesystem_type() == PIPEFS);
     is_name_of_descriptor(path) || metadata.file_type().is_fifo() && is_pipe()
@@ -160,7 +162,8 @@ pub enum Privacy {
     RootsGroup,
 }
 
-/// Fails, with a reason that says what to do, if other users can read or write the secret `file` that was opened at `path`.
+/// Fails, with a reason that says what to do, if other users can read or write the secret `file` that was opened at
+/// `path`.
 pub fn check_private(path: &Path, file: &File, metadata: &Metadata, privacy: Privacy) -> io::Result<()> {
     if is_from_caller(path, file, metadata) {
         return Ok(());
@@ -209,7 +212,8 @@ fn judge_step(step: &Step, us: u32) -> Option<String> {
             "the {kind} {path} on its path belongs to uid {owner}, who can replace it; change its owner, or use another path"
         ));
     }
-    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of every step is checked.
+    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of
+    // every step is checked.
     let others_write = !is_link && mode & (GROUP_WRITES | OTHERS_WRITE) != 0 && mode & STICKY == 0;
     others_write.then(|| {
         format!(

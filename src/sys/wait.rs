@@ -31,18 +31,22 @@ pub trait WaitObserver: Send {
     /// Called before lockrun stops for a stop signal.
     fn pause(&mut self);
 
-    /// Returns a descriptor on which poll(2) reports something once the wait has become pointless, even if it is only an error.
+    /// Returns a descriptor on which poll(2) reports something once the wait has become pointless, even if it is only
+    /// an error.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// The first signal during a call that would terminate lockrun; 0 if there was none. Only the main thread waits in a call.
+/// The first signal during a call that would terminate lockrun; 0 if there was none. Only the main thread waits in a
+/// call.
 static FIRST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// Records a signal that would terminate lockrun, unless lockrun caused it itself. Its arrival makes the blocking call return.
+/// Records a signal that would terminate lockrun, unless lockrun caused it itself. Its arrival makes the blocking call
+/// return.
 extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. If the signal has no sender, the number is meaningless.
+    // SAFETY: the kernel passes a valid record to a handler with SA_SIGINFO. If the signal has no sender, the number is
+    // meaningless.
     let (code, sender) = unsafe { ((*info).si_code, (*info).si_pid()) };
     if !signals::is_own(signal, code, sender.cast_unsigned()) {
         let _ = FIRST_SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
@@ -50,10 +54,12 @@ extern "C" fn note(signal: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_vo
     interrupt(signal);
 }
 
-/// Handles an alarm, whose arrival makes the blocking call return. If a signal has been recorded, also sets the next alarm.
+/// Handles an alarm, whose arrival makes the blocking call return. If a signal has been recorded, also sets the next
+/// alarm.
 ///
-/// A recorded signal may have come just before the call blocked, so it is followed by an alarm, and that by further ones, until the wait
-/// is over. They replace an alarm that was set before lockrun was executed, which COMMAND would inherit: but COMMAND will not be started.
+/// A recorded signal may have come just before the call blocked, so it is followed by an alarm, and that by further
+/// ones, until the wait is over. They replace an alarm that was set before lockrun was executed, which COMMAND would
+/// inherit: but COMMAND will not be started.
 extern "C" fn interrupt(_signal: c_int) {
     if FIRST_SIGNAL.load(Ordering::Relaxed) != 0 {
         // SAFETY: async-signal-safe, and cannot fail.
@@ -61,7 +67,8 @@ extern "C" fn interrupt(_signal: c_int) {
     }
 }
 
-/// Returns whether to catch a signal during a call. Fault signals are not caught: a handler that returns would cause the same fault for ever.
+/// Returns whether to catch a signal during a call. Fault signals are not caught: a handler that returns would cause
+/// the same fault for ever.
 fn is_caught(signal: c_int) -> bool {
     let is_fault =
         matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS);
@@ -70,9 +77,9 @@ fn is_caught(signal: c_int) -> bool {
 
 /// What interrupts a blocking call: signals that would terminate lockrun, and the alarm of a deadline.
 ///
-/// The signals have a handler, because their default action does nothing in the first process of a PID namespace; they are unblocked
-/// during the call, even those that the inherited mask blocks. A second thread that waits for them would need no handlers, but would cost
-/// each waiter a stack.
+/// The signals have a handler, because their default action does nothing in the first process of a PID namespace; they
+/// are unblocked during the call, even those that the inherited mask blocks. A second thread that waits for them would
+/// need no handlers, but would cost each waiter a stack.
 struct Interruptions {
     blocked: libc::sigset_t,
     deadline: Option<Timer>,
@@ -143,7 +150,8 @@ pub fn why_no_timer(errno: Errno) -> &'static str {
     }
 }
 
-/// Returns an action with an empty mask and no flags, in particular without `SA_RESTART`, so that the call is interrupted.
+/// Returns an action with an empty mask and no flags, in particular without `SA_RESTART`, so that the call is
+/// interrupted.
 fn plain_action() -> libc::sigaction {
     // SAFETY: all bits zero is a valid action: SIG_DFL, no flags, empty mask, no restorer.
     unsafe { std::mem::zeroed() }
@@ -162,8 +170,8 @@ pub fn readable(source: &impl AsFd) -> PollFd<'_> {
     PollFd::new(source.as_fd(), PollFlags::POLLIN)
 }
 
-/// Returns a time-out for poll(2) that lasts until `at`, or as long as poll(2) allows if that is less. Unlike an [`Alarm`], it does not
-/// count the time that the machine is suspended.
+/// Returns a time-out for poll(2) that lasts until `at`, or as long as poll(2) allows if that is less. Unlike an
+/// [`Alarm`], it does not count the time that the machine is suspended.
 pub fn time_until(at: Option<Moment>) -> PollTimeout {
     let span = at.map(|at| at.since(Moment::now()) + Duration::from_millis(1));
     span.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX))
@@ -182,7 +190,8 @@ pub enum WakeReason {
     Signal(c_int),
 }
 
-/// Waits until there is something to read, a deadline passes, or a signal comes that would terminate lockrun. Can be used repeatedly.
+/// Waits until there is something to read, a deadline passes, or a signal comes that would terminate lockrun. Can be
+/// used repeatedly.
 pub struct Waiter<'a> {
     signals: &'a Signals,
     /// Created when first needed.
@@ -195,9 +204,9 @@ impl<'a> Waiter<'a> {
         Waiter { signals, alarm: None }
     }
 
-    /// Waits until there is something to read from `source`, until `until` if it is given, or until a signal comes that would terminate
-    /// lockrun. A stop signal stops lockrun; when continued, this returns, and the caller must check what has changed meanwhile. Fails
-    /// if the process has no descriptor left.
+    /// Waits until there is something to read from `source`, until `until` if it is given, or until a signal comes that
+    /// would terminate lockrun. A stop signal stops lockrun; when continued, this returns, and the caller must check
+    /// what has changed meanwhile. Fails if the process has no descriptor left.
     pub fn wait_for(
         &mut self,
         source: Option<BorrowedFd<'_>>,
@@ -252,10 +261,12 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Runs `call`, a system call that may block, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed, or a signal comes
-    /// that would terminate lockrun. Even if a signal is returned, the call may have succeeded. Also fails if no timer can be created.
+    /// Runs `call`, a system call that may block, until it succeeds ([`WakeReason::Ready`]), fails, `until` has passed,
+    /// or a signal comes that would terminate lockrun. Even if a signal is returned, the call may have succeeded. Also
+    /// fails if no timer can be created.
     ///
-    /// Meanwhile Ctrl-Z stops lockrun like any process, so this is only for waits that leave nothing behind when lockrun is stopped.
+    /// Meanwhile Ctrl-Z stops lockrun like any process, so this is only for waits that leave nothing behind when
+    /// lockrun is stopped.
     pub fn wait_in_call(
         &self,
         until: Option<Moment>,
@@ -263,8 +274,8 @@ impl<'a> Waiter<'a> {
         call: impl FnMut() -> nix::Result<()>,
     ) -> io::Result<WakeReason> {
         let Some(every) = observer.tick_every() else { return self.call(until, call) };
-        // Ticks come from a thread, in which all signals are blocked: interrupting the call for each tick would lose its place in the
-        // kernel's queue.
+        // Ticks come from a thread, in which all signals are blocked: interrupting the call for each tick would lose
+        // its place in the kernel's queue.
         thread::scope(|scope| {
             let (over, is_over) = mpsc::channel::<()>();
             let ticks = move || {

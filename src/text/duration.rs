@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The longest accepted duration: ten years. A longer one is a typing error, and would overflow the clock.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// The units, each with one spelling. There are no months and years: their lengths vary, and an `M` meant as minutes would be a
-/// month. Nor are there microseconds: no lock can be that precise.
+/// The units, each with one spelling. There are no months and years: their lengths vary, and an `M` meant as minutes
+/// would be a month. Nor are there microseconds: no lock can be that precise.
 const UNITS: [&str; 6] = ["ms", "s", "m", "h", "d", "w"];
 
 const EXAMPLES: &str = "durations look like 5, 0.5, 500ms, 30s, 5m or '2h 30m'";

@@ -1,5 +1,5 @@
-//! Makes foreign text safe to print: text that comes from another machine through a store, or that the user typed in the wrong
-//! place.
+//! Makes foreign text safe to print: text that comes from another machine through a store, or that the user typed in
+//! the wrong place.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 use crate::lock::token::is_of_token;
 
-/// Escapes all characters that could control a terminal or deceive its reader: control characters, and invisible ones that
-/// change the direction of writing or break a line.
+/// Escapes all characters that could control a terminal or deceive its reader: control characters, and invisible ones
+/// that change the direction of writing or break a line.
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -41,8 +41,8 @@ pub fn json_for_terminals(json: &str) -> String {
     safe
 }
 
-/// Returns whether a character could control a terminal or deceive its reader. All of these have at most four hexadecimal
-/// digits.
+/// Returns whether a character could control a terminal or deceive its reader. All of these have at most four
+/// hexadecimal digits.
 fn is_hostile(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{061c}')
@@ -60,14 +60,14 @@ pub fn escaped_os(text: &OsStr) -> String {
     safe
 }
 
-/// Masks everything in `text` that could be the user part of a URL, which the user may have typed in the wrong place, and the
-/// passwords in the parameters of URLs. A URL ends at a blank or a quotation mark.
+/// Masks everything in `text` that could be the user part of a URL, which the user may have typed in the wrong place,
+/// and the passwords in the parameters of URLs. A URL ends at a blank or a quotation mark.
 pub fn without_credentials(text: &str) -> String {
     without_credentials_up_to(&[' ', '\'', '"', '\n'], text)
 }
 
-/// Masks the same in a word of a command line. If it is one word for a shell, too, a URL in it ends with it, whatever characters its
-/// password has.
+/// Masks the same in a word of a command line. If it is one word for a shell, too, a URL in it ends with it, whatever
+/// characters its password has.
 pub fn word_without_credentials(word: &str) -> String {
     if word.contains(char::is_whitespace) { without_credentials(word) } else { without_credentials_up_to(&[], word) }
 }
@@ -108,14 +108,16 @@ pub fn has_password(url: &str) -> bool {
         || query.split('&').any(|parameter| password_parameter(parameter).is_some())
 }
 
-/// Returns the name and the value of a parameter in a URL's query if the value is a password, as in `sentinel_password=secret`.
+/// Returns the name and the value of a parameter in a URL's query if the value is a password, as in
+/// `sentinel_password=secret`.
 fn password_parameter(parameter: &str) -> Option<(&str, &str)> {
     let (name, value) = parameter.split_once('=')?;
     (name.to_ascii_lowercase().ends_with("password") && !value.is_empty()).then_some((name, value))
 }
 
-/// Returns whether a message may repeat a word that the user has typed in the wrong place: it has the form of a name, a path, a number or a
-/// duration. Anything else may be the address of a store, in whatever form, and have a password in it.
+/// Returns whether a message may repeat a word that the user has typed in the wrong place: it has the form of a name, a
+/// path, a number or a duration. Anything else may be the address of a store, in whatever form, and have a password in
+/// it.
 pub fn is_plain_word(word: &str) -> bool {
     let is_of_word = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '/' | '~');
     let is_duration = || {
@@ -130,8 +132,8 @@ pub fn is_plain_word(word: &str) -> bool {
     word.chars().all(is_of_word) || is_duration()
 }
 
-/// Returns `message` with `***` for everything in quotation marks if it may repeat `value`, or parts of it, and `value` may not be
-/// repeated, see [`is_plain_word`].
+/// Returns `message` with `***` for everything in quotation marks if it may repeat `value`, or parts of it, and `value`
+/// may not be repeated, see [`is_plain_word`].
 pub fn without_value(value: &str, message: &str) -> String {
     if is_plain_word(value.trim()) {
         return message.to_owned();
@@ -151,8 +153,8 @@ pub fn without_value(value: &str, message: &str) -> String {
     shown + rest
 }
 
-/// Formats a path that the user has typed for a message, in which it follows a verb. What is more likely the address of a store is not
-/// repeated.
+/// Formats a path that the user has typed for a message, in which it follows a verb. What is more likely the address of
+/// a store is not repeated.
 pub fn typed_path(path: &Path) -> String {
     let text = path.to_string_lossy();
     let is_address = text.contains('@') && text.contains(':')
@@ -165,8 +167,8 @@ pub fn typed_path(path: &Path) -> String {
     }
 }
 
-/// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@` without
-/// a `:` before it is part of a name or a path, not of a URL.
+/// Returns `value`, for use in a message, without what could be the user part of a URL typed in the wrong place. An `@`
+/// without a `:` before it is part of a name or a path, not of a URL.
 pub fn without_user(value: &str) -> Cow<'_, str> {
     match value.rsplit_once('@') {
         Some((user, rest)) if user.contains(':') => format!("***@{rest}").into(),

@@ -10,7 +10,8 @@ use crate::fuzz::{PASSWORD, check_harmless, check_secret};
 use crate::lock::key::{self, Key};
 use crate::lock::token::Token;
 
-/// Fuzzes durations: one that is accepted survives being printed and read again, and no message reveals a URL's password.
+/// Fuzzes durations: one that is accepted survives being printed and read again, and no message reveals a URL's
+/// password.
 pub fn duration(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match duration::parse(&text) {

@@ -14,8 +14,8 @@ impl Pattern {
     pub fn matches(&self, text: &str) -> bool {
         let (pattern, text) = (&self.0, text.chars().collect::<Vec<_>>());
         let (mut at, mut from) = (0, 0);
-        // The position after the last `*`, and where its match ends: the match grows by one character whenever the rest does
-        // not fit.
+        // The position after the last `*`, and where its match ends: the match grows by one character whenever the rest
+        // does not fit.
         let mut star = None;
         while from < text.len() {
             match pattern.get(at) {

@@ -5,8 +5,8 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 /// The fewest columns left for the text beside an indentation.
 const LEAST: usize = 20;
 
-/// Breaks lines of more than `width` columns between words. A continuation is indented like the line's text: below its last
-/// column, if two or more spaces separate columns. A word that is too long stays whole.
+/// Breaks lines of more than `width` columns between words. A continuation is indented like the line's text: below its
+/// last column, if two or more spaces separate columns. A word that is too long stays whole.
 pub fn wrapped(text: &str, width: usize) -> String {
     text.split('\n').map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n")
 }
@@ -37,8 +37,8 @@ fn wrapped_line(line: &str, width: usize) -> String {
     wrapped
 }
 
-/// Returns the column in which the text of a line begins: after the first gap of two or more spaces that follows a term, or after
-/// the line's own indentation.
+/// Returns the column in which the text of a line begins: after the first gap of two or more spaces that follows a
+/// term, or after the line's own indentation.
 fn indentation(line: &str) -> usize {
     let own = line.chars().take_while(|c| *c == ' ').count();
     if own == 0 {

@@ -78,7 +78,8 @@ fn psql(server: &dyn LeaseServer, statement: &str) -> Lockrun {
     Lockrun::bare().env("PGCONNECT_TIMEOUT", "60").command([psql.to_str().expect("plain"), "-XAtqc", statement, &url])
 }
 
-/// A server keeps its data over a restart, counts the requests of others, answers nothing while it is stopped, and hangs up.
+/// A server keeps its data over a restart, counts the requests of others, answers nothing while it is stopped, and
+/// hangs up.
 fn behaves(server: &dyn LeaseServer, postgres: &Postgres) {
     knows_its_locks(server, postgres);
     let request = psql(server, "SELECT 1 FROM pg_class LIMIT 1 FOR UPDATE");

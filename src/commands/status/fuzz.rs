@@ -11,7 +11,8 @@ use crate::lock::state::LastRun;
 use crate::lock::state::{Purpose, Success};
 use crate::store::{HolderStatus, KeyStatus, WaiterStatus};
 
-/// Fuzzes a status with any texts and numbers. The input consists of texts separated by `|`; the first provides the numbers.
+/// Fuzzes a status with any texts and numbers. The input consists of texts separated by `|`; the first provides the
+/// numbers.
 pub fn status(data: &[u8]) {
     let mut parts = data.split(|byte| *byte == b'|');
     let numbers = parts.next().unwrap_or_default();
@@ -60,8 +61,8 @@ pub fn status(data: &[u8]) {
     check(&[held, free]);
 }
 
-/// Checks that in no form of a status foreign text reaches the terminal unescaped, and that programs can read the forms meant
-/// for them.
+/// Checks that in no form of a status foreign text reaches the terminal unescaped, and that programs can read the forms
+/// meant for them.
 pub fn check(keys: &[KeyStatus]) {
     for colours in [false, true] {
         for width in [None, Some(20), Some(80)] {

@@ -38,9 +38,9 @@ impl Form {
     }
 }
 
-/// Prints the status of all keys, or of those that match a pattern, as a table, or that of one key in full; or either as JSON
-/// or OpenMetrics text. The outcome is status 75 if the given key is held or withheld, and 69 if a record cannot be read. Fails
-/// with [`UsageError`] if a setting is wrong.
+/// Prints the status of all keys, or of those that match a pattern, as a table, or that of one key in full; or either
+/// as JSON or OpenMetrics text. The outcome is status 75 if the given key is held or withheld, and 69 if a record
+/// cannot be read. Fails with [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let wanted = settings.keys()?;
     let form = Form::read(settings)?;

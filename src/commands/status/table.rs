@@ -23,7 +23,8 @@ const GAP: usize = 2;
 
 type Row = [String; COLUMNS];
 
-/// Returns the table, which ends with a newline, with or without `colours`. No line is wider than `width`, if it is given.
+/// Returns the table, which ends with a newline, with or without `colours`. No line is wider than `width`, if it is
+/// given.
 pub(super) fn text(keys: &[KeyStatus], width: Option<usize>, colours: bool) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let rows: Vec<Row> = std::iter::once(headings).chain(keys.iter().flat_map(rows)).collect();

@@ -33,10 +33,11 @@ pub enum IfHeld {
 }
 
 impl LockState {
-    /// Requests the lock: joins the queue, or prolongs the place in it, and hands the lock off to the first waiters. If the request
-    /// is not one of them, it does as [`Ask::if_held`] says.
+    /// Requests the lock: joins the queue, or prolongs the place in it, and hands the lock off to the first waiters. If
+    /// the request is not one of them, it does as [`Ask::if_held`] says.
     ///
-    /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been lost.
+    /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been
+    /// lost.
     ///
     /// On failure the state must not be stored.
     pub fn acquire(&mut self, ask: &Ask<'_>, view: &impl StoreView) -> Result<Applied<Acquired>, FenceExhausted> {
@@ -106,17 +107,17 @@ impl LockState {
         }
     }
 
-    /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say that it
-    /// holds the lock in another mode, by which others are not admitted or refused. One that acquired it alone is answered in any
-    /// mode.
+    /// Returns whether a holder that asks again can be answered that it holds the lock. Otherwise the answer would say
+    /// that it holds the lock in another mode, by which others are not admitted or refused. One that acquired it alone
+    /// is answered in any mode.
     fn is_held_as_asked(&self, at: usize, mode: Mode) -> bool {
         let holder = &self.holders[at];
         holder.purpose != Purpose::Unrecorded && [Mode::EXCLUSIVE, mode].contains(&holder.mode)
     }
 
-    /// Answers a holder that asks again. Its lease is restarted, except a run's if the lock is requested by hand under its
-    /// token. So is a revoked lease: the answer promises a whole one, and the renewals will report the revocation. Returns
-    /// whether the lease was restarted.
+    /// Answers a holder that asks again. Its lease is restarted, except a run's if the lock is requested by hand under
+    /// its token. So is a revoked lease: the answer promises a whole one, and the renewals will report the revocation.
+    /// Returns whether the lease was restarted.
     pub(super) fn answer_again(&mut self, at: usize, ask: &Ask<'_>, now: Now, view: &impl StoreView) -> bool {
         let holder = &self.holders[at];
         let is_its_own = holder.purpose != Purpose::Run || !ask.claim.by_hand;
@@ -164,9 +165,9 @@ impl LockState {
         grant
     }
 
-    /// Returns the lowest free slot, if the mode allows another holder. A slot that the store finds taken, without a holder in
-    /// the state, counts as held: its record was lost. Shared holders never get slot 0, so a store can tell by it that the lock
-    /// is held alone.
+    /// Returns the lowest free slot, if the mode allows another holder. A slot that the store finds taken, without a
+    /// holder in the state, counts as held: its record was lost. Shared holders never get slot 0, so a store can tell
+    /// by it that the lock is held alone.
     pub(super) fn free_slot(&self, mode: Mode, view: &impl StoreView) -> Option<u32> {
         let (slots, limit) = match mode {
             Mode::Slots(slots) => (0..slots, slots),

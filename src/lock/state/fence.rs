@@ -23,8 +23,9 @@ impl fmt::Display for FenceExhausted {
 impl std::error::Error for FenceExhausted {}
 
 impl LockState {
-    /// Returns the next fence: greater than the last one, and not below the Unix time in ms. So it grows even if the store has
-    /// lost the last one, provided that the clock was not set back and fences were not issued faster than one per millisecond.
+    /// Returns the next fence: greater than the last one, and not below the Unix time in ms. So it grows even if the
+    /// store has lost the last one, provided that the clock was not set back and fences were not issued faster than one
+    /// per millisecond.
     pub(super) fn next_fence(&self, view: &impl StoreView) -> Result<u64, FenceExhausted> {
         let last = self.fence.max(view.pruned_fence());
         let next = last.saturating_add(1).max(view.now().unix_ms);

@@ -9,15 +9,15 @@ use crate::lock::answer::Renewed;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 
-/// A lease. At its end the lock is free, whatever its holder does. A record that lacks one of the fields is broken: otherwise it
-/// would be read as a lease that never ends.
+/// A lease. At its end the lock is free, whatever its holder does. A record that lacks one of the fields is broken:
+/// otherwise it would be read as a lease that never ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     /// Its end; `None` if it never ends.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ends_ms: Option<u64>,
-    /// How long it lasts after each renewal; `None` if it never ends and nobody renews it. The lease of a run that was made
-    /// endless by hand keeps its length, because lockrun goes on to renew it.
+    /// How long it lasts after each renewal; `None` if it never ends and nobody renews it. The lease of a run that was
+    /// made endless by hand keeps its length, because lockrun goes on to renew it.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ttl_ms: Option<u64>,
 }
@@ -46,9 +46,9 @@ impl LeaseRecord {
 impl LockState {
     /// Renews the lease under `token` for `ttl` from now, or for its own length.
     ///
-    /// A renewal never creates a lock: an expired lock may have had another holder since. Nor does it shorten the lease of a
-    /// running command, or give it a smaller length: its lockrun depends on the lease, and would learn of a shorter one, from a
-    /// renewal by hand, too late.
+    /// A renewal never creates a lock: an expired lock may have had another holder since. Nor does it shorten the lease
+    /// of a running command, or give it a smaller length: its lockrun depends on the lease, and would learn of a
+    /// shorter one, from a renewal by hand, too late.
     ///
     /// A renewal frees nothing, so it does not look at the queue.
     pub fn renew(&mut self, token: &Token, ttl: Option<Ttl>, view: &impl StoreView) -> Applied<Renewed> {
@@ -82,8 +82,8 @@ impl LockState {
         Applied { begins_lease: true, ..self.finish_with(Renewed::Mine, before, Vec::new(), view) }
     }
 
-    /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this request was
-    /// delayed: the lease stays as the release has set it.
+    /// Renews the lease of the run under `token` for `ttl` from now. If the run is over and the lock is kept, this
+    /// request was delayed: the lease stays as the release has set it.
     pub fn renew_run(&mut self, token: &Token, ttl: Ttl, view: &impl StoreView) -> Applied<Renewed> {
         let (now, before) = (view.now(), self.next_end());
         self.void_other_epochs(view);
@@ -100,8 +100,8 @@ impl LockState {
         LeaseRecord::new(ttl, now)
     }
 
-    /// Drops everything with a time limit from an earlier epoch of the store's clock. The fence and the sequence stay, because
-    /// they must never be issued twice; so does the last run.
+    /// Drops everything with a time limit from an earlier epoch of the store's clock. The fence and the sequence stay,
+    /// because they must never be issued twice; so does the last run.
     pub(super) fn void_other_epochs(&mut self, view: &impl StoreView) {
         if self.is_of_another_epoch(view) {
             self.holders.clear();
@@ -111,8 +111,9 @@ impl LockState {
         }
     }
 
-    /// Returns whether the times in the state are from another epoch of the store's clock. If the store cannot tell, only impossible
-    /// times are: otherwise a lease of this epoch could be lost. So a lease of another epoch may count, but for no longer than its length.
+    /// Returns whether the times in the state are from another epoch of the store's clock. If the store cannot tell,
+    /// only impossible times are: otherwise a lease of this epoch could be lost. So a lease of another epoch may count,
+    /// but for no longer than its length.
     pub(super) fn is_of_another_epoch(&self, view: &impl StoreView) -> bool {
         if self.epoch.is_empty() {
             return false;
@@ -127,8 +128,8 @@ impl LockState {
             .any(|holder| holder.since_ms > now.ms || holder.lease.is_some_and(|it| it.is_impossible(now)))
     }
 
-    /// Drops what has ended: holders whose lease has expired or whose processes are gone, and places. The caller hands off what has
-    /// become free.
+    /// Drops what has ended: holders whose lease has expired or whose processes are gone, and places. The caller hands
+    /// off what has become free.
     pub(super) fn drop_ended(&mut self, now: Now, view: &impl StoreView) {
         self.void_other_epochs(view);
         self.holders.retain(|holder| holder.is_in_force(now, view));

@@ -1,13 +1,13 @@
 //! The rules of a lock, written once for every store that can keep a piece of JSON and change it atomically.
 //!
-//! A [`LockState`] is everything that a store keeps about one key. An operation takes the state, the request, and the [`StoreView`]
-//! that the store knows at that moment. It changes the state and returns [`Applied`]: the answer, and what the caller must do
-//! once the new state is stored. Nothing here reads a clock, waits, or draws a random number, so a store may apply the
-//! operation again to a newer state whenever its compare-and-swap fails.
+//! A [`LockState`] is everything that a store keeps about one key. An operation takes the state, the request, and the
+//! [`StoreView`] that the store knows at that moment. It changes the state and returns [`Applied`]: the answer, and
+//! what the caller must do once the new state is stored. Nothing here reads a clock, waits, or draws a random number,
+//! so a store may apply the operation again to a newer state whenever its compare-and-swap fails.
 //!
-//! Two kinds of stores use it. On a lease store each holder has a lease, and the waiters are part of the state. On the file
-//! store the kernel holds a run's lock ([`StoreView::holds_slot`]) and queues the waiters; only a lock that is acquired by hand or
-//! kept after its run has a lease.
+//! Two kinds of stores use it. On a lease store each holder has a lease, and the waiters are part of the state. On the
+//! file store the kernel holds a run's lock ([`StoreView::holds_slot`]) and queues the waiters; only a lock that is
+//! acquired by hand or kept after its run has a lease.
 //!
 //! | rules of | are in |
 //! |---|---|
@@ -54,13 +54,15 @@ pub use release::{Release, Retain};
 pub use sequence::{Wanted, integer};
 pub use waiting::{Ahead, Seen, look_again};
 
-/// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix time.
+/// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix
+/// time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LockState {
     /// The key, for stores that may name the state by its hash.
     pub key: String,
-    /// The epoch of the store's clock in which the times below were read, see [`StoreView::epoch`]. Empty if none of them counts.
+    /// The epoch of the store's clock in which the times below were read, see [`StoreView::epoch`]. Empty if none of
+    /// them counts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub epoch: String,
     /// The last fencing token issued.
@@ -135,8 +137,8 @@ pub enum Purpose {
     Hand,
     /// The run has ended and is recorded as the last one; the lock is kept.
     Kept,
-    /// Only its lease is known, because the record of the lock was deleted: its command may still run. Such a lease cannot be
-    /// renewed, and nobody holds the lock beside it.
+    /// Only its lease is known, because the record of the lock was deleted: its command may still run. Such a lease
+    /// cannot be renewed, and nobody holds the lock beside it.
     Unrecorded,
 }
 
@@ -187,8 +189,8 @@ pub struct LastRun {
 pub struct Success {
     /// When the latest of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,
-    /// The latest end of a [`Claim::once_per`](crate::lock::claim::Claim::once_per) period of these runs, in Unix time. The key
-    /// is not pruned before. A new claim does not use it: it goes by its own period.
+    /// The latest end of a [`Claim::once_per`](crate::lock::claim::Claim::once_per) period of these runs, in Unix time.
+    /// The key is not pruned before. A new claim does not use it: it goes by its own period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until_unix_ms: Option<u64>,
 }
@@ -224,9 +226,9 @@ pub trait StoreView {
     /// Returns the present time.
     fn now(&self) -> Now;
 
-    /// Names the epoch of the store's clock, or returns [`UNKNOWN_EPOCH`]. Every time limit from another epoch has passed. A
-    /// machine's boot clock, for example, restarts at each boot, and no process that held something before is alive. Called only
-    /// if a time is at stake.
+    /// Names the epoch of the store's clock, or returns [`UNKNOWN_EPOCH`]. Every time limit from another epoch has
+    /// passed. A machine's boot clock, for example, restarts at each boot, and no process that held something before is
+    /// alive. Called only if a time is at stake.
     fn epoch(&self) -> String {
         String::new()
     }
@@ -236,19 +238,20 @@ pub trait StoreView {
         false
     }
 
-    /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store that has lost its
-    /// record may still know of a holder. Called before [`StoreView::take_slot`].
+    /// Takes a share of the lock, which the state allows. Returns `false` if that is not possible: a store that has
+    /// lost its record may still know of a holder. Called before [`StoreView::take_slot`].
     fn take_share(&self) -> bool {
         true
     }
 
-    /// Takes the slot, which is free as far as the state knows. Returns `false` if it is taken: a store that has lost its
-    /// record may still know of a holder. Called last: after `true`, the slot belongs to the request.
+    /// Takes the slot, which is free as far as the state knows. Returns `false` if it is taken: a store that has lost
+    /// its record may still know of a holder. Called last: after `true`, the slot belongs to the request.
     fn take_slot(&self, _slot: u32) -> bool {
         true
     }
 
-    /// Returns the greatest fence that may have been issued for this key besides [`LockState::fence`]; 0: none is known.
+    /// Returns the greatest fence that may have been issued for this key besides [`LockState::fence`]; 0: none is
+    /// known.
     fn pruned_fence(&self) -> u64 {
         0
     }
@@ -258,7 +261,8 @@ pub trait StoreView {
         0
     }
 
-    /// Returns how many waiters one operation may take from the queue: those to which it hands the lock, and those that need it no more.
+    /// Returns how many waiters one operation may take from the queue: those to which it hands the lock, and those that
+    /// need it no more.
     fn hand_offs_max(&self) -> usize {
         usize::MAX
     }
@@ -269,8 +273,8 @@ pub trait StoreView {
 pub struct Applied<T> {
     /// The answer.
     pub answer: T,
-    /// The waiters to wake: in order, those to which this operation has handed the lock and those that need not wait any more; then
-    /// those that must look sooner than they know. One that is not woken finds out when it asks again.
+    /// The waiters to wake: in order, those to which this operation has handed the lock and those that need not wait
+    /// any more; then those that must look sooner than they know. One that is not woken finds out when it asks again.
     pub woken: Vec<Token>,
     /// Whether more waiters could be taken from the queue than [`StoreView::hand_offs_max`] allows at once: then apply
     /// [`LockState::look`] to the new state.
@@ -294,7 +298,8 @@ impl LockState {
         self.finish((), before, now, view)
     }
 
-    /// Finishes an operation before which the next lease ended at `before`: hands off what is free, and returns `answer`.
+    /// Finishes an operation before which the next lease ended at `before`: hands off what is free, and returns
+    /// `answer`.
     fn finish<T>(&mut self, answer: T, before: Option<u64>, now: Now, view: &impl StoreView) -> Applied<T> {
         let mut woken = Vec::new();
         self.hand_off(None, &mut woken, now, view);

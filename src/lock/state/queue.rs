@@ -1,10 +1,11 @@
 //! The queue, for stores without a queue of the kernel's: places, hand-off, cancelling.
 //!
-//! A place in the queue is a lease: each request of the waiter that is answered "you wait" prolongs it, and at its end it is
-//! lost. Whatever frees the lock hands it off in the same step: it makes the first waiters that fit holders, and the lease of each
-//! place becomes the lock's. A waiter that is woken is a holder already; there is nothing to claim.
+//! A place in the queue is a lease: each request of the waiter that is answered "you wait" prolongs it, and at its end
+//! it is lost. Whatever frees the lock hands it off in the same step: it makes the first waiters that fit holders, and
+//! the lease of each place becomes the lock's. A waiter that is woken is a holder already; there is nothing to claim.
 //!
-//! So the dead do not keep the lock for longer than one lease, however many have died: their leases and places all end within that.
+//! So the dead do not keep the lock for longer than one lease, however many have died: their leases and places all end
+//! within that.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use crate::lock::claim::Mode;
 use crate::lock::holder::Holder;
 use crate::lock::token::Token;
 
-/// How many of the first waiters look at the lock when a lease or a place ends, and the time between two of them: so that the
-/// end is noticed although some of them are dead, and not by all at once.
+/// How many of the first waiters look at the lock when a lease or a place ends, and the time between two of them: so
+/// that the end is noticed although some of them are dead, and not by all at once.
 pub const LOOKERS: usize = 4;
 const LOOK_STEP_MS: u64 = 150;
 
@@ -52,9 +53,9 @@ pub struct WaiterState {
     pub request: Option<Token>,
 }
 
-/// Returns when the waiter in this place must look at the lock, although nothing wakes it. `end_ms`: when the next lease, or place ahead of
-/// it, ends. `ending`: how many places end before it asks again, which are those of the dead, and when the last of them does. `None` if
-/// it need not look: others that are ahead of it do.
+/// Returns when the waiter in this place must look at the lock, although nothing wakes it. `end_ms`: when the next
+/// lease, or place ahead of it, ends. `ending`: how many places end before it asks again, which are those of the dead,
+/// and when the last of them does. `None` if it need not look: others that are ahead of it do.
 pub(super) fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
     let (at_ms, turn) = match ending {
         _ if place < LOOKERS => (end_ms, place),
@@ -90,8 +91,8 @@ impl WaiterState {
         self.ends_ms = now.ms.saturating_add(place_ms);
     }
 
-    /// Returns the holder that the waiter becomes. Its lease ends when its place would have ended: that is what its last answer
-    /// promised.
+    /// Returns the holder that the waiter becomes. Its lease ends when its place would have ended: that is what its
+    /// last answer promised.
     fn into_holder(self, slot: u32, fence: u64, now: Now) -> HolderState {
         HolderState {
             token: self.token,
@@ -112,8 +113,8 @@ impl WaiterState {
 }
 
 impl LockState {
-    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it, by itself or by a hand-off.
-    /// Another request may have obtained it before, under a token of the user's own: then it stays held.
+    /// Cancels a request: leaves the queue, and drops the lock if this very request obtained it, by itself or by a
+    /// hand-off. Another request may have obtained it before, under a token of the user's own: then it stays held.
     ///
     /// A request that `is_in_flight` may arrive after this; it is then refused. Such a token must not be used again.
     ///
@@ -143,8 +144,8 @@ impl LockState {
         self.finish(true, before, now, view)
     }
 
-    /// Keeps the record from being pruned for as long as a request may still arrive that fails only because of the record.
-    /// It refuses no token: the next request under the same one may be meant.
+    /// Keeps the record from being pruned for as long as a request may still arrive that fails only because of the
+    /// record. It refuses no token: the next request under the same one may be meant.
     pub fn outlast_late_requests(&mut self, view: &impl StoreView) {
         self.refuse_late_requests(&Token::default(), view.now(), view);
     }
@@ -167,8 +168,8 @@ impl LockState {
         self.waiters.iter().position(|waiter| waiter.token == *token)
     }
 
-    /// Prolongs the place of the claim, or joins the end of the queue. A claim that now wants another mode than the one that it
-    /// waits for joins anew.
+    /// Prolongs the place of the claim, or joins the end of the queue. A claim that now wants another mode than the one
+    /// that it waits for joins anew.
     pub(super) fn join(&mut self, ask: &Ask<'_>, now: Now) {
         let (claim, place_ms) = (ask.claim, millis(ask.claim.place()));
         self.waiters.retain(|waiter| waiter.token != claim.token || waiter.mode == claim.mode);
@@ -209,9 +210,9 @@ impl LockState {
         }
     }
 
-    /// Makes the first waiters holders, in order, for as long as the next one fits beside the holders. A slot that it cannot use,
-    /// because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed any more is removed. The
-    /// request that asks gets the lease that it asks for.
+    /// Makes the first waiters holders, in order, for as long as the next one fits beside the holders. A slot that it
+    /// cannot use, because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed
+    /// any more is removed. The request that asks gets the lease that it asks for.
     ///
     /// Adds the other waiters that this concerns to `woken`: they must be woken.
     pub(super) fn hand_off(
@@ -252,8 +253,8 @@ impl LockState {
         look_at_ms(place, self.next_end().into_iter().chain(ahead).min(), (ending.clone().count(), ending.max()))
     }
 
-    /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner than it was
-    /// `before`. They must be woken, so that they learn when to look.
+    /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner
+    /// than it was `before`. They must be woken, so that they learn when to look.
     pub(super) fn to_notify_of_expiry(&self, before: Option<u64>) -> impl Iterator<Item = Token> {
         let sooner = self.next_end().filter(|end| before.is_none_or(|before| *end < before));
         let ask_too_late =

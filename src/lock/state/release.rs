@@ -71,8 +71,8 @@ impl LockState {
         self.finish(answer, before, now, view)
     }
 
-    /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the command
-    /// has ended; then it is not retained.
+    /// Releases the lock by hand. A command that runs under the lock depends on it, so the lock stays held until the
+    /// command has ended; then it is not retained.
     fn release_by_hand(&mut self, token: &Token, now: Now, view: &impl StoreView) -> Released {
         // Whether a command runs under an unrecorded lease is unknown.
         let is_its_own = |holder: &HolderState| holder.is_in_force(now, view) && holder.purpose != Purpose::Unrecorded;
@@ -149,8 +149,8 @@ impl LockState {
         });
     }
 
-    /// Returns the run that succeeded in this period, if there is one. A run that began in the future, because the clock was set
-    /// back since, counts for no longer than one in the past.
+    /// Returns the run that succeeded in this period, if there is one. A run that began in the future, because the
+    /// clock was set back since, counts for no longer than one in the past.
     pub fn recent_success(&self, once_per: Option<Duration>, now: Now) -> Option<RecentSuccess> {
         let (once_per, Success { began_unix_ms: began_ms, .. }) = (once_per?, self.success?);
         let is_recent = now.unix_ms.abs_diff(began_ms) < millis(once_per);

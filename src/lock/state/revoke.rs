@@ -7,8 +7,8 @@ use crate::lock::answer::{Held, LivingHolder, Revoked};
 use crate::lock::holder::Holder;
 
 impl LockState {
-    /// Returns the fences of the holders; with `only`, that one if a holder has it. A revocation that is made again goes by the
-    /// fences that it found first, so that it takes nothing from a later holder.
+    /// Returns the fences of the holders; with `only`, that one if a holder has it. A revocation that is made again
+    /// goes by the fences that it found first, so that it takes nothing from a later holder.
     pub fn fences(&self, only: Option<u64>) -> Vec<u64> {
         let fences = self.holders.iter().map(|holder| holder.fence);
         fences.filter(|fence| only.is_none_or(|only| *fence == only)).collect()
@@ -16,10 +16,11 @@ impl LockState {
 
     /// Revokes the lock, on behalf of `by`, from all its holders or from those with one of these `fences`.
     ///
-    /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the lock
-    /// until it has ended, or until the lease ends. A lease that was made endless by hand gets an end for that. With `at_once`
-    /// the lock is free now. It is also free now if there is nothing to wait for: it was acquired by hand, it is kept, or its
-    /// run does not renew it, because it never ends. A lock that a living process holds without a lease cannot be revoked.
+    /// A command's lease can no longer be renewed: lockrun learns that from its next renewal, and the command holds the
+    /// lock until it has ended, or until the lease ends. A lease that was made endless by hand gets an end for that.
+    /// With `at_once` the lock is free now. It is also free now if there is nothing to wait for: it was acquired by
+    /// hand, it is kept, or its run does not renew it, because it never ends. A lock that a living process holds
+    /// without a lease cannot be revoked.
     pub fn revoke(
         &mut self,
         fences: Option<&[u64]>,
@@ -62,8 +63,8 @@ impl LockState {
 }
 
 impl Revoked {
-    /// Returns the answer to a revocation that was made again, and answered so the second time, because the first one may
-    /// have been carried out.
+    /// Returns the answer to a revocation that was made again, and answered so the second time, because the first one
+    /// may have been carried out.
     pub fn made_again(self, second: &Self) -> Self {
         match self {
             // A holder that is not found any more may have lost the lock by the first one.

@@ -67,8 +67,8 @@ impl LockState {
             Err(refused) => return Ok(self.finish_with(refused, before, woken, view)),
         };
         let fence = self.next_fence(view)?;
-        // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is exclusive
-        // anyway.
+        // A reservation takes a slot so that no two holders have the same one. It ignores the limit: its value is
+        // exclusive anyway.
         let is_free = |slot: &u32| !self.has_slot(*slot) && view.take_slot(*slot);
         let slot = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         let reserved = value.value.clone();
@@ -112,9 +112,9 @@ impl LockState {
         }
     }
 
-    /// Records that the run of `holder` has used its value. It becomes the last value, unless one further along in the sequence
-    /// was used already. The order of the runs does not count: a later run may have got an earlier value, one that another run
-    /// had failed to use.
+    /// Records that the run of `holder` has used its value. It becomes the last value, unless one further along in the
+    /// sequence was used already. The order of the runs does not count: a later run may have got an earlier value, one
+    /// that another run had failed to use.
     pub(super) fn use_value(&mut self, holder: &HolderState) {
         let Some(Value { value, place }) = &holder.value else { return };
         let (last, fence) = (value.clone(), holder.fence);

@@ -61,8 +61,8 @@ impl LockState {
         self.holders.iter().any(is_its_holder) && !self.is_of_another_epoch(view)
     }
 
-    /// Returns the holder whose lease ends first. If none ends, returns the one that has held the lock longest. When it is gone, a
-    /// waiter gets the lock.
+    /// Returns the holder whose lease ends first. If none ends, returns the one that has held the lock longest. When it
+    /// is gone, a waiter gets the lock.
     pub fn first_held(&self, now: Now, view: &impl StoreView) -> Option<Held> {
         if self.is_of_another_epoch(view) {
             return None;
@@ -92,9 +92,9 @@ impl LockState {
 
     /// Returns whether the key can be pruned: it has no holder and no waiter, and has not been used for `unused_for`.
     ///
-    /// A sequence is never pruned, because it would start again. Nor is a fence that is ahead of the clock, because the next
-    /// one would be lower; nor a key within the `once_per` period of a successful run, or with a cancelled request that may
-    /// still be in flight.
+    /// A sequence is never pruned, because it would start again. Nor is a fence that is ahead of the clock, because the
+    /// next one would be lower; nor a key within the `once_per` period of a successful run, or with a cancelled request
+    /// that may still be in flight.
     pub fn is_prunable(&self, unused_for: Duration, view: &impl StoreView) -> bool {
         let now = view.now();
         let is_used = !self.is_of_another_epoch(view)

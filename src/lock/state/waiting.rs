@@ -14,7 +14,8 @@ pub struct Ahead {
     pub count: u64,
     /// When the first of their places ends.
     pub first_end_ms: Option<u64>,
-    /// How many of the places end before this waiter asks again, which are those of the dead, and when the last of these ends.
+    /// How many of the places end before this waiter asks again, which are those of the dead, and when the last of
+    /// these ends.
     pub ending: (usize, Option<u64>),
 }
 
@@ -29,7 +30,8 @@ pub struct Seen {
     success: Option<Success>,
 }
 
-/// In how long one of the first waiters looks at the lock if nothing says when what keeps it from the lock ends, in milliseconds.
+/// In how long one of the first waiters looks at the lock if nothing says when what keeps it from the lock ends, in
+/// milliseconds.
 const LOOK_AGAIN_MS: u64 = 400;
 
 /// Returns in how long a waiter in this place looks at the lock if nothing says when to look; `None`: it need not.
@@ -38,8 +40,8 @@ pub fn look_again(place: u64) -> Option<Duration> {
 }
 
 impl LockState {
-    /// Returns the answer that the claim waits, which has prolonged its place behind these waiters; `None` if it must ask for the lock: it
-    /// may hold it, is not needed any more, or something ahead of it has ended.
+    /// Returns the answer that the claim waits, which has prolonged its place behind these waiters; `None` if it must
+    /// ask for the lock: it may hold it, is not needed any more, or something ahead of it has ended.
     pub fn still_waits(&self, claim: &Claim, ahead: Ahead, view: &impl StoreView) -> Option<Held> {
         let now = view.now();
         let place = usize::try_from(ahead.count).unwrap_or(usize::MAX);
@@ -63,8 +65,8 @@ impl LockState {
         Seen { fence: self.fence, next_end_ms: self.next_end(), success: self.success }
     }
 
-    /// Returns whether the claim, which waits and has seen this before, must ask for the lock: a lease ends sooner than it knew, or its run
-    /// may not be needed any more.
+    /// Returns whether the claim, which waits and has seen this before, must ask for the lock: a lease ends sooner than
+    /// it knew, or its run may not be needed any more.
     pub fn has_news(&self, seen: Seen, claim: &Claim) -> bool {
         let now = self.seen();
         let ends_sooner = now.next_end_ms.is_some_and(|end| seen.next_end_ms.is_none_or(|before| end < before));

@@ -140,7 +140,8 @@ fn failed<T>(is_transient: bool, never_sent: bool) -> Result<T, RequestError> {
     Err(RequestError { error: anyhow!("the store fails"), retry_class, never_sent })
 }
 
-/// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the store.
+/// Waits until `until` for a lock in a store with these answers. Returns the result, with an error as text, and the
+/// store.
 fn wait(
     tries: impl IntoIterator<Item = Answer>,
     sleeps: impl IntoIterator<Item = Result<Wakeup, RequestError>>,
@@ -323,7 +324,8 @@ fn a_sleep_that_fails_for_a_while_is_tried_again() {
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Mine(GRANT)), 0));
 }
 
-// "idle_session_timeout": a waiter whose connection is cut every few seconds must not be away for longer each time, and be overtaken.
+// "idle_session_timeout": a waiter whose connection is cut every few seconds must not be away for longer each time, and
+// be overtaken.
 #[test]
 fn the_pauses_grow_only_while_connections_do_not_last() {
     let away_in_all = |sleeps_for| {
@@ -440,8 +442,8 @@ fn waits_in(place: u64, look_in: Option<Duration>) -> Acquired {
     Acquired::Held(Held { place: Some(place), look_in, last_fence: 7, ..Held::default() })
 }
 
-/// Waits, on an idle machine, for a lock that is handed over with this fence after so long. Returns what was acquired, and how often the
-/// store was asked.
+/// Waits, on an idle machine, for a lock that is handed over with this fence after so long. Returns what was acquired,
+/// and how often the store was asked.
 fn is_handed_over(fence: u64, after: Duration, terms: Option<Terms>) -> (Acquired, usize) {
     is_handed_over_to(&mut Onlooker::new(true), fence, after, terms)
 }

@@ -31,9 +31,9 @@ pub(in crate::store) fn diagnose_password(
     diagnose(endpoints, is_encrypted, exposed, timeout)
 }
 
-/// Judges whether others between here and the servers at `endpoints` could listen, or pose as a server. Returns `exposed`,
-/// unless TLS prevents that (`is_safe`) or the connections stay on this machine; `None` if no server is reached over TCP. Looks
-/// up the servers' names within `timeout`.
+/// Judges whether others between here and the servers at `endpoints` could listen, or pose as a server. Returns
+/// `exposed`, unless TLS prevents that (`is_safe`) or the connections stay on this machine; `None` if no server is
+/// reached over TCP. Looks up the servers' names within `timeout`.
 pub(in crate::store) fn diagnose<'a>(
     endpoints: &'a [Endpoint],
     is_safe: bool,

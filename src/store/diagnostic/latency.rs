@@ -31,8 +31,8 @@ impl Sample {
     }
 }
 
-/// Asks for the server's time repeatedly. `ask` returns what its clock shows, since 1970, or `None` if that cannot be read; a
-/// request may take `timeout`. Fails when the server stops answering.
+/// Asks for the server's time repeatedly. `ask` returns what its clock shows, since 1970, or `None` if that cannot be
+/// read; a request may take `timeout`. Fails when the server stops answering.
 pub(in crate::store) fn diagnose<E>(
     timeout: Duration,
     mut ask: impl FnMut() -> Result<Option<Duration>, E>,

@@ -12,8 +12,8 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::store::{Acquired, Claim, IfHeld, Mode, Release, Released, Renewed, Store, StoreError};
 
-/// Long enough for a slow server. As long as a run's by default: after a failover a Redis grants nothing until the longest lease
-/// that it knows of would have ended.
+/// Long enough for a slow server. As long as a run's by default: after a failover a Redis grants nothing until the
+/// longest lease that it knows of would have ended.
 const TTL: Duration = Duration::from_secs(30);
 
 /// Returns the key of a lock that nobody else uses. The server treats it like any other.
@@ -21,7 +21,8 @@ pub(in crate::store) fn key() -> Key {
     Key::new(format!("lockrun doctor {}", Uuid::new_v4()).as_ref()).expect("is a key")
 }
 
-/// Tries the lock `key`, which nobody else may use. The caller must remove what this leaves in the store, even after a failure.
+/// Tries the lock `key`, which nobody else may use. The caller must remove what this leaves in the store, even after a
+/// failure.
 pub(in crate::store) fn diagnose(store: &mut dyn Store, key: &Key) -> Diagnostic {
     match hand_off(store, key) {
         Ok(()) => Diagnostic::ok("a lock was acquired, renewed, handed to a waiter and released"),

@@ -1,8 +1,8 @@
 //! The engine of the stores that keep the state of a lock in a record and change it in transactions.
 //!
-//! Such a store reads a lock, and commits a change to it unless others have changed the lock meanwhile ([`Records`]). The engine does
-//! the rest, the same for all of them: it applies the rules of [`crate::lock::state`], goes on until an operation is carried out or
-//! its outcome is known, and hands the lock to as many waiters as fit.
+//! Such a store reads a lock, and commits a change to it unless others have changed the lock meanwhile ([`Records`]).
+//! The engine does the rest, the same for all of them: it applies the rules of [`crate::lock::state`], goes on until an
+//! operation is carried out or its outcome is known, and hands the lock to as many waiters as fit.
 
 mod listing;
 mod operation;
@@ -50,8 +50,9 @@ pub(super) trait Transactions: Send {
         found: &Self::Snapshot,
     ) -> Result<(LockState, View), Failure<Self::Rejection>>;
 
-    /// Commits a change to what was `found`. If others have changed the lock meanwhile, the rules need to know more of it, or another
-    /// attempt may mend what has failed, returns what is there now. After a failure the outcome may be unknown: see [`Records::may_be_done`].
+    /// Commits a change to what was `found`. If others have changed the lock meanwhile, the rules need to know more of
+    /// it, or another attempt may mend what has failed, returns what is there now. After a failure the outcome may be
+    /// unknown: see [`Records::may_be_done`].
     fn commit(
         &mut self,
         attempt: &mut Self::Attempt<'_>,
@@ -80,14 +81,14 @@ pub(super) trait Records: Transactions {
     /// Returns whether we are in the queue, as far as we know.
     fn is_waiting(&self) -> bool;
 
-    /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim waits; `None` if
-    /// it has to ask for the lock.
+    /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim
+    /// waits; `None` if it has to ask for the lock.
     fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Rejection>> {
         Ok(None)
     }
 
-    /// Checks a grant that answers a request sent at `sent_at`, if the answer came so late that the lock may have been lost. A store
-    /// that waits for no answer longer than for the [timeout](Records::timeout) need not override this.
+    /// Checks a grant that answers a request sent at `sent_at`, if the answer came so late that the lock may have been
+    /// lost. A store that waits for no answer longer than for the [timeout](Records::timeout) need not override this.
     fn confirm_if_late(&mut self, _claim: &Claim, grant: Grant, _sent_at: Moment) -> Result<Acquired, RequestError> {
         Ok(Acquired::Mine(grant))
     }
@@ -144,8 +145,8 @@ pub(super) trait Records: Transactions {
         entry: &Self::Entry,
     ) -> Result<Option<KeyStatus>, Failure<Self::Rejection>>;
 
-    /// Returns whether a key looks as if it could be pruned. If it is `really` pruned then, the transaction decides that, by
-    /// [`Records::is_prunable`].
+    /// Returns whether a key looks as if it could be pruned. If it is `really` pruned then, the transaction decides
+    /// that, by [`Records::is_prunable`].
     fn looks_prunable(
         &mut self,
         key: &Key,
@@ -167,9 +168,9 @@ pub(super) trait Records: Transactions {
         failure.explain(self.server())
     }
 
-    /// Carries out an operation: applies `rules` to the state of the lock, and stores the result. They may be applied several times,
-    /// each time to the state as last read; only the last result is stored. If it leaves waiters to which the lock can be handed, goes
-    /// on with them.
+    /// Carries out an operation: applies `rules` to the state of the lock, and stores the result. They may be applied
+    /// several times, each time to the state as last read; only the last result is stored. If it leaves waiters to
+    /// which the lock can be handed, goes on with them.
     fn operate<T>(
         &mut self,
         operation: Operation<'_>,
@@ -217,9 +218,9 @@ pub(super) trait Records: Transactions {
         self.operate(operation, deadline, &mut rules)
     }
 
-    /// Carries out an operation whose rules cannot fail, again and again until its outcome is known, it is rejected for good, or
-    /// `timeout` is over; for longer if the store answers, but others keep changing the lock. One attempt takes at most half of that:
-    /// a device on the way may have forgotten its connection.
+    /// Carries out an operation whose rules cannot fail, again and again until its outcome is known, it is rejected for
+    /// good, or `timeout` is over; for longer if the store answers, but others keep changing the lock. One attempt
+    /// takes at most half of that: a device on the way may have forgotten its connection.
     fn until_answered<T>(
         &mut self,
         operation: Operation<'_>,
@@ -294,8 +295,8 @@ pub(super) struct Place {
     pub(super) look_in: Option<Duration>,
 }
 
-/// Carries out an operation once. Returns the answer of the rules, the place of the claim that asks, if it waits, and whether the lock can
-/// be handed to more waiters.
+/// Carries out an operation once. Returns the answer of the rules, the place of the claim that asks, if it waits, and
+/// whether the lock can be handed to more waiters.
 fn carry_out<R: Records, T>(
     store: &mut R,
     operation: Operation<'_>,

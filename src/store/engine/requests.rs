@@ -69,8 +69,8 @@ impl<R: Records> Store for R {
     }
 
     fn release(&mut self, key: &Key, token: &Token, how: Release) -> Result<Released, StoreError> {
-        // The answer by what the last attempt went by. If its outcome is unknown, and the lock was ours by that and no longer is, that
-        // attempt has released it, unless somebody has broken the lock since it was read.
+        // The answer by what the last attempt went by. If its outcome is unknown, and the lock was ours by that and no
+        // longer is, that attempt has released it, unless somebody has broken the lock since it was read.
         let mut before = None;
         *self.may_be_done() = false;
         let timeout = self.timeout();
@@ -112,7 +112,8 @@ impl<R: Records> Store for R {
     }
 
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
-        // The fences that the first attempt finds. And the last answer: if its outcome is unknown, it may have been carried out.
+        // The fences that the first attempt finds. And the last answer: if its outcome is unknown, it may have been
+        // carried out.
         let (mut meant, mut answered): (Option<Vec<u64>>, Option<Revoked>) = (None, None);
         let revoked = self.once(Operation::OnLock(key), |state, view| {
             let fences = meant.get_or_insert_with(|| state.fences(fence));

@@ -1,5 +1,5 @@
-//! The messages of etcd's version 3 API as its JSON gateway writes them: bytes in base64, 64-bit numbers as strings, and no
-//! zero fields. See "gRPC gateway" and "etcd API" in etcd's documentation.
+//! The messages of etcd's version 3 API as its JSON gateway writes them: bytes in base64, 64-bit numbers as strings,
+//! and no zero fields. See "gRPC gateway" and "etcd API" in etcd's documentation.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,8 +14,8 @@ fn encoded(text: &str) -> String {
     STANDARD.encode(text)
 }
 
-/// A key and its value. Every key has a name: an answer must not take much more memory than it has bytes, as a list of `{}`
-/// would.
+/// A key and its value. Every key has a name: an answer must not take much more memory than it has bytes, as a list of
+/// `{}` would.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct KeyValue {
     #[serde(deserialize_with = "text")]

@@ -21,8 +21,8 @@ use crate::store::record_limit::{self, RecordTooLong};
 /// How many operations etcd accepts in a transaction by default.
 const OPERATIONS_MAX: usize = 128;
 
-/// How many operations of a transaction may concern the lease keys of holders. Only `break --now` ends more: the other lease keys go
-/// with their leases, which are revoked right after it.
+/// How many operations of a transaction may concern the lease keys of holders. Only `break --now` ends more: the other
+/// lease keys go with their leases, which are revoked right after it.
 const LEASE_KEYS_MAX: usize = 10;
 
 // A transaction has two operations for each of these lease keys; two for each waiter that is taken from the queue; one
@@ -30,15 +30,15 @@ const LEASE_KEYS_MAX: usize = 10;
 // what is left.
 const _: () = assert!(2 * LEASE_KEYS_MAX + 2 * HAND_OFFS_MAX + LOOKERS + 3 + READS_MAX <= OPERATIONS_MAX);
 
-/// How long a lease lasts at most that is left to expire when its holder has released the lock. That saves the release a round trip and a
-/// request. It does not make a hand-off quicker.
+/// How long a lease lasts at most that is left to expire when its holder has released the lock. That saves the release
+/// a round trip and a request. It does not make a hand-off quicker.
 const LEFT_MAX_MS: u64 = 60_000;
 
 /// How many waiters an operation may take from the queue: its transaction has two operations for each of them.
 pub(super) const HAND_OFFS_MAX: usize = 24;
 
-/// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the waiter. A
-/// repeated attempt uses them again.
+/// The leases that an operation has created, or is about to: one for each holder that needs one, and one for the
+/// waiter. A repeated attempt uses them again.
 #[derive(Debug, Default)]
 pub(super) struct NewLeases {
     leases: BTreeMap<(String, u64), i64>,
@@ -97,8 +97,8 @@ pub(super) struct ChangeDraft<'a> {
 }
 
 impl<'a> ChangeDraft<'a> {
-    /// Returns the token of the asking client if it gives up the lock: then its lease key goes even if it is missing from
-    /// the record. Before, the lease key keeps the others from the lock, because the command still runs.
+    /// Returns the token of the asking client if it gives up the lock: then its lease key goes even if it is missing
+    /// from the record. Before, the lease key keeps the others from the lock, because the command still runs.
     fn given_up(&self) -> Option<&'a Token> {
         self.operation.asking().filter(|_| self.operation.gives_up())
     }
@@ -129,7 +129,8 @@ impl<'a> ChangeDraft<'a> {
         change
     }
 
-    /// Gives new leases to holders, except those to which the lock is handed, and takes them from those that no longer hold the lock.
+    /// Gives new leases to holders, except those to which the lock is handed, and takes them from those that no longer
+    /// hold the lock.
     fn change_lives(&self, change: &mut Change, leases: &mut NewLeases) {
         for holder in self.transition.after.holders.iter().filter(|holder| !self.is_handed_over(holder)) {
             self.change_lease_key(change, holder, leases);
@@ -187,8 +188,8 @@ impl<'a> ChangeDraft<'a> {
         change.unused_leases.extend(old);
     }
 
-    /// Notes in the lease key of a holder, which is revoked now, when it ends at the latest. How long the lease of a holder that is
-    /// missing from the record lasts is not known.
+    /// Notes in the lease key of a holder, which is revoked now, when it ends at the latest. How long the lease of a
+    /// holder that is missing from the record lasts is not known.
     fn end_lease_key(&self, change: &mut Change, lease_key: &LeaseKey, ends_ms: u64) {
         if self.found.end_of(lease_key).is_none() && !self.found.is_unrecorded(&lease_key.token) {
             let key = self.scope.names.lease_key(&lease_key.token);
@@ -201,8 +202,8 @@ impl<'a> ChangeDraft<'a> {
         RevokedEnd::new(&self.found.member_and_term.0, ends_ms)
     }
 
-    /// Deletes the rows of the waiters that have left the queue, and wakes those that must be woken. A waiter to which the lock was
-    /// handed gets its lease key, which says so, on the lease of its place.
+    /// Deletes the rows of the waiters that have left the queue, and wakes those that must be woken. A waiter to which
+    /// the lock was handed gets its lease key, which says so, on the lease of its place.
     fn take_from_queue(&self, change: &mut Change) {
         let names = &self.scope.names;
         for row in &self.found.rows {
@@ -228,8 +229,8 @@ impl<'a> ChangeDraft<'a> {
             change.operations.push(RequestOp::Put { key, value, lease: row.lease });
         }
         if self.changes_holders() || self.given_up().is_some() {
-            // One that has joined meanwhile, ahead of those that still wait, could be the next. If the first that still waits has left, the
-            // one behind it may be the next: so it must be unchanged.
+            // One that has joined meanwhile, ahead of those that still wait, could be the next. If the first that still
+            // waits has left, the one behind it may be the next: so it must be unchanged.
             let still_waits = |row: &&Row| self.waiter(&row.waiter.token).is_some();
             let next = self.found.rows.iter().find(still_waits);
             change.compare.extend(next.map(Row::unchanged));
@@ -247,8 +248,8 @@ impl<'a> ChangeDraft<'a> {
         self.transition.after.waiters.iter().find(|waiter| waiter.token == *token)
     }
 
-    /// If the asking client waits, makes sure that its place lasts long enough: joins the queue, or puts its row on a new lease, unless
-    /// that of the row was kept alive.
+    /// If the asking client waits, makes sure that its place lasts long enough: joins the queue, or puts its row on a
+    /// new lease, unless that of the row was kept alive.
     fn keep_place(&self, change: &mut Change, leases: &mut NewLeases) {
         let Some(asking) = self.operation.asking().filter(|_| self.operation.waiter().is_some()) else { return };
         let Some(waiter) = self.waiter(asking) else { return };
@@ -276,8 +277,8 @@ impl<'a> ChangeDraft<'a> {
         }
         // A client that has seen the lock before this must not act on what has changed since.
         let is_needed = record != found.stored || self.changes_holders();
-        // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing, see
-        // `outlast_late_requests`.
+        // A forced write of nothing has left it. No late request fails because of it: such a write is never of nothing,
+        // see `outlast_late_requests`.
         let is_leftover =
             self.operation.asking().is_none() && found.record_revision != 0 && record == LockState::default();
         if !is_needed && !is_leftover && !self.forces_write {
@@ -336,8 +337,8 @@ impl Change {
         self.grants.iter().any(|(lease, _)| leases.created.contains(lease))
     }
 
-    /// Returns the transaction that makes the change, and then reads the lock `after` it; if the lock was changed meanwhile, it reads it
-    /// as `scope` says instead.
+    /// Returns the transaction that makes the change, and then reads the lock `after` it; if the lock was changed
+    /// meanwhile, it reads it as `scope` says instead.
     pub(super) fn transaction(&self, scope: &Scope, after: Option<&Scope>) -> Request {
         let reads = after.map(Scope::operations).unwrap_or_default();
         let then = self.operations.iter().chain(&reads);

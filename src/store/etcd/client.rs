@@ -73,9 +73,8 @@ impl Client {
         })
     }
 
-    /// Returns the time, in milliseconds of Unix time: what the member's clock showed at its last answer, plus the time since
-    /// then. Setting our clock has no effect.
-    /// Fails if no member has said what its clock shows.
+    /// Returns the time, in milliseconds of Unix time: what the member's clock showed at its last answer, plus the time
+    /// since then. Setting our clock has no effect. Fails if no member has said what its clock shows.
     pub(super) fn now_ms(&self) -> Result<u64, Failure> {
         let (unix_ms, at) = self.clock.ok_or(Failure::UnexpectedReply("an answer without a date"))?;
         Ok(unix_ms.saturating_add(millis(Moment::now().since(at))))
@@ -86,12 +85,12 @@ impl Client {
         self.is_idle = true;
     }
 
-    /// Sends the requests in one flight, and returns their answers, including rejections. Members are tried in turn, each
-    /// with its share of the time.
+    /// Sends the requests in one flight, and returns their answers, including rejections. Members are tried in turn,
+    /// each with its share of the time.
     ///
-    /// A member without a leader loses what it is asked, and one that was just cut off does not know it yet. So as soon as
-    /// one member has not answered, the others get shorter shares, and are asked again and again: a new leader may be there a
-    /// little later.
+    /// A member without a leader loses what it is asked, and one that was just cut off does not know it yet. So as soon
+    /// as one member has not answered, the others get shorter shares, and are asked again and again: a new leader may
+    /// be there a little later.
     pub(super) fn exchange(
         &mut self,
         flight: &[Request],
@@ -106,8 +105,9 @@ impl Client {
             let has_elections = failures.iter().any(|(_, failure)| failure.is_of_election());
             let must_log_in = self.cluster.login.is_some() && self.token.is_none();
             let least = if must_log_in { LOGIN_SHARE_MIN } else { SHARE_MIN }.max(4 * self.round_trip);
-            // The leader may be among the members that have failed. Then the next one loses what it is asked, so it gets no more
-            // time because of them. But a process that has had no answer yet has nothing to lose, and its first may take long.
+            // The leader may be among the members that have failed. Then the next one loses what it is asked, so it
+            // gets no more time because of them. But a process that has had no answer yet has nothing to lose, and its
+            // first may take long.
             let failed = if self.round_trip.is_zero() { failures.len() } else { 0 };
             let share = share(deadline.since(now), members, failed, has_elections, least);
             let was_idle = std::mem::take(&mut self.is_idle) && self.connection.is_some();
@@ -178,7 +178,8 @@ impl Client {
                     self.keep_connection(connection, &more);
                     responses.extend(more);
                     if responses.len() < flight.len() {
-                        // The member has closed the connection, and has not carried out the rest; but a proxy may have sent it on.
+                        // The member has closed the connection, and has not carried out the rest; but a proxy may have
+                        // sent it on.
                         self.may_be_done |= effect == Effect::Writes;
                         continue;
                     }
@@ -244,15 +245,16 @@ impl Client {
     }
 }
 
-/// Returns how much of the time `left` the next of so many members gets, but not below `least`: an equal share among those
-/// that have not `failed`, or a shorter one if there may be an election.
+/// Returns how much of the time `left` the next of so many members gets, but not below `least`: an equal share among
+/// those that have not `failed`, or a shorter one if there may be an election.
 fn share(left: Duration, members: usize, failed: usize, has_elections: bool, least: Duration) -> Duration {
     let parts = if has_elections { 2 * members } else { members.saturating_sub(failed) };
     let parts = u32::try_from(parts.max(1)).unwrap_or(u32::MAX);
     (left / parts).max(least).min(left)
 }
 
-/// Sends the requests in one flight, and reads their answers; fewer if the member closes the connection after one of them.
+/// Sends the requests in one flight, and reads their answers; fewer if the member closes the connection after one of
+/// them.
 fn converse(
     connection: &mut Connection,
     flight: &[Request],
@@ -280,15 +282,15 @@ fn our_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns the milliseconds of a clock that shows this `date`, in whole seconds: ours supplies the fraction, unless the two
-/// disagree.
+/// Returns the milliseconds of a clock that shows this `date`, in whole seconds: ours supplies the fraction, unless the
+/// two disagree.
 fn member_ms(our_ms: u64, date: u64) -> u64 {
     let least = date.saturating_mul(1000);
     our_ms.clamp(least, least.saturating_add(DATE_DOUBT_MS))
 }
 
-/// Returns why each of these members cannot be reached. What to do about it, after a semicolon, is said once if it is the same for
-/// all.
+/// Returns why each of these members cannot be reached. What to do about it, after a semicolon, is said once if it is
+/// the same for all.
 fn in_one_line(members: impl Iterator<Item = (String, String)>) -> String {
     let (mut reasons, mut advice) = (Vec::new(), Vec::new());
     for (member, why) in members {

@@ -197,8 +197,8 @@ impl Failure {
         }
     }
 
-    /// Returns whether an election may be the cause, or a member that does not know of one: a little later the same request
-    /// may succeed.
+    /// Returns whether an election may be the cause, or a member that does not know of one: a little later the same
+    /// request may succeed.
     pub(super) fn is_of_election(&self) -> bool {
         match self {
             Failure::Silent => true,

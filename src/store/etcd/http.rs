@@ -13,8 +13,8 @@ use crate::sys::clock::Moment;
 /// The longest head of an answer, and the longest line that frames a chunk: far more than etcd sends.
 const HEAD_MAX: usize = 32 * 1024;
 
-/// The most bytes of an ordinary answer, from its status line to its last chunk. etcd takes at most 1.5 MiB in a request, so the
-/// record of a lock fits, in base64, with the first waiters.
+/// The most bytes of an ordinary answer, from its status line to its last chunk. etcd takes at most 1.5 MiB in a
+/// request, so the record of a lock fits, in base64, with the first waiters.
 const ANSWER_MAX: usize = 3 << 20;
 
 /// The same for an answer that lists every waiter of a lock, of which there may be thousands.
@@ -152,8 +152,8 @@ impl Connection {
         if contains(&self.buffer, CANCELED) { Err(Failure::Closed) } else { Ok(()) }
     }
 
-    /// Reads what has arrived on a stream and was not read yet, without waiting. Returns it, HTTP's framing included, and whether the
-    /// stream goes on.
+    /// Reads what has arrived on a stream and was not read yet, without waiting. Returns it, HTTP's framing included,
+    /// and whether the stream goes on.
     pub(super) fn drain(&mut self) -> (Vec<u8>, bool) {
         self.stream.set_deadline(NO_WAIT);
         self.budget = ANSWER_MAX;

@@ -8,8 +8,8 @@
 //! | `PREFIX/queue/KEY/PLACE-TOKEN` | a waiter's row: it waits for as long as this exists | the waiter |
 //! | `PREFIX/fence` | the greatest fence of the locks whose state was pruned | nobody |
 //!
-//! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined, so the names
-//! sort in the order of the queue. A waiter watches its own lease key, and what lies below that.
+//! KEY is percent-encoded, so that a slash in it is harmless. PLACE is the cluster's revision when the waiter joined,
+//! so the names sort in the order of the queue. A waiter watches its own lease key, and what lies below that.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 

@@ -19,8 +19,8 @@ use crate::sys::clock::Moment;
 /// How many names of locks are read at once.
 const PAGE: u32 = 500;
 
-/// By how much the fence of a lock that is pruned may be ahead of the clock, in ms: a day. Every lock that is acquired for the first time
-/// gets a greater one, so a fence that is further ahead stays with its own lock.
+/// By how much the fence of a lock that is pruned may be ahead of the clock, in ms: a day. Every lock that is acquired
+/// for the first time gets a greater one, so a fence that is further ahead stays with its own lock.
 const LEAD_MAX_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// How far a listing has come.
@@ -105,8 +105,8 @@ impl EtcdStore {
     fn status_of(&mut self, key: &Key) -> Result<Option<KeyStatus>, Failure> {
         let (mut found, mut left) = self.look_at_leases(key)?;
         if left.contains(&Some(Duration::ZERO)) {
-            // The lease may have been replaced by a renewal between the two requests. One that is there now and was not before has just
-            // begun, even if it has been replaced, too.
+            // The lease may have been replaced by a renewal between the two requests. One that is there now and was not
+            // before has just begun, even if it has been replaced, too.
             let before = found;
             (found, left) = self.look_at_leases(key)?;
             for (lease_key, left) in found.lease_keys.iter().zip(&mut left) {
@@ -158,8 +158,9 @@ impl EtcdStore {
     }
 }
 
-/// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock, but not by more than [`LEAD_MAX_MS`].
-/// The time may be later than it is taken to be: a run that has just ended has not ended in the future.
+/// Returns whether a lock can be pruned. Its fence outlives it, so it may be ahead of the clock, but not by more than
+/// [`LEAD_MAX_MS`]. The time may be later than it is taken to be: a run that has just ended has not ended in the
+/// future.
 pub(super) fn is_prunable(state: &LockState, unused_for: Duration, view: &View) -> bool {
     let view = View { now_ms: view.now_ms.saturating_add(DATE_DOUBT_MS), ..*view };
     let fence = state.fence.min(view.now_ms);

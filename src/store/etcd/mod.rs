@@ -3,8 +3,9 @@
 //! The rules are those of [`crate::lock::state`]; [`operation`] applies them by compare-and-swap. [`keys`] says what is
 //! stored, [`waiting`] how waiters learn that it is their turn.
 //!
-//! A holder holds the lock for as long as its key exists, which is attached to an etcd lease: no clocks are compared. The
-//! times in etcd's answers serve fences, people, and a holder whose lease was revoked early (see [`snapshot::Snapshot::state`]).
+//! A holder holds the lock for as long as its key exists, which is attached to an etcd lease: no clocks are compared.
+//! The times in etcd's answers serve fences, people, and a holder whose lease was revoked early (see
+//! [`snapshot::Snapshot::state`]).
 
 mod api;
 mod change;
@@ -59,15 +60,16 @@ pub struct EtcdStore {
     remembered: Option<Remembered>,
     /// Leases to which nothing is attached any more.
     unused_leases: Vec<i64>,
-    /// The leases, of unknown length, of the holders missing from the record from which the last operation has revoked the lock.
+    /// The leases, of unknown length, of the holders missing from the record from which the last operation has revoked
+    /// the lock.
     revoked_unrecorded: Vec<i64>,
     /// Whether nobody will use the lock again after this, so that its fence need not be kept.
     is_trial: bool,
 }
 
 impl EtcdStore {
-    /// Returns the store at `cluster`. `timeout` bounds every request, connecting included. Fails if the files that TLS needs
-    /// are unusable, and says why.
+    /// Returns the store at `cluster`. `timeout` bounds every request, connecting included. Fails if the files that TLS
+    /// needs are unusable, and says why.
     fn new(cluster: Cluster, timeout: Duration) -> Result<Self, String> {
         Ok(EtcdStore {
             client: Client::new(cluster)?,

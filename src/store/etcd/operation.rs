@@ -50,8 +50,8 @@ impl Transactions for EtcdStore {
         }
     }
 
-    /// Returns the lock as it is remembered, or reads it. If the asking client waits, as far as it knows, also keeps the lease of its place
-    /// alive.
+    /// Returns the lock as it is remembered, or reads it. If the asking client waits, as far as it knows, also keeps
+    /// the lease of its place alive.
     fn read(&mut self, attempt: &mut Attempt<'_>) -> Result<Snapshot, Failure> {
         let (scope, deadline) = (&attempt.scope, attempt.deadline);
         if let Some(found) = self.recall(attempt.operation.asking(), scope) {
@@ -152,8 +152,8 @@ impl Transactions for EtcdStore {
             self.own_row = row.map(|(name, lease)| Attached { name, lease, seen_by: answered_by });
             self.seen_revision = revision;
             let ahead = at as u64 + found.unread_ahead(&waiter.token);
-            // The end of what keeps it from the lock is not known: the first of those ahead of it cannot use what is free, or the lock was
-            // just handed to one of them, which may be as dead as the holder before it.
+            // The end of what keeps it from the lock is not known: the first of those ahead of it cannot use what is
+            // free, or the lock was just handed to one of them, which may be as dead as the holder before it.
             let looks_again = changes_holders || after.has_room(waiter.mode);
             Place { ahead, look_in: look_again(ahead).filter(|_| looks_again) }
         });
@@ -187,8 +187,8 @@ impl EtcdStore {
 
     /// Notes which leases are unused after a change to what was `found`.
     ///
-    /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in use
-    /// already, and a lease that is replaced may be replaced by itself.
+    /// An attempt whose answer was lost may have been carried out all the same. Then leases that it created may be in
+    /// use already, and a lease that is replaced may be replaced by itself.
     fn note_leases(&mut self, change: Change, attempt: &mut Attempt<'_>, found: &Snapshot) {
         let used = change.leases();
         let is_attached = |lease: &i64| found.leases().any(|attached| attached == *lease);
@@ -197,8 +197,8 @@ impl EtcdStore {
         self.unused_leases.extend(change.unused_leases.into_iter().filter(|lease| !used.contains(lease)));
     }
 
-    /// Makes a change, and reads the lock `after` it. Returns the transaction's answer: if another operation was quicker, the lock as it is
-    /// now.
+    /// Makes a change, and reads the lock `after` it. Returns the transaction's answer: if another operation was
+    /// quicker, the lock as it is now.
     fn commit_change(
         &mut self,
         change: &Change,
@@ -254,7 +254,8 @@ impl EtcdStore {
     }
 }
 
-/// Returns whether the lock is held under this token. An operation of a holder is urgent: it releases the lock, or renews its lease.
+/// Returns whether the lock is held under this token. An operation of a holder is urgent: it releases the lock, or
+/// renews its lease.
 fn holds(token: &Token, state: &LockState) -> bool {
     state.holders.iter().any(|holder| holder.token == *token)
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-/// The pauses of an operation that loses against others: random, and longer each time, because there may be many others. They
-/// are shorter for an urgent operation.
+/// The pauses of an operation that loses against others: random, and longer each time, because there may be many
+/// others. They are shorter for an urgent operation.
 #[derive(Default)]
 pub(super) struct Pauses {
     tried: u32,

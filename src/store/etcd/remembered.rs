@@ -1,9 +1,11 @@
-//! What is remembered of a lock that is held, so that its holder's next operation, mostly the release, begins with its transaction.
+//! What is remembered of a lock that is held, so that its holder's next operation, mostly the release, begins with its
+//! transaction.
 //!
-//! The transaction that acquires or renews the lock reads it in the end. A holder to which the lock was handed reads it while COMMAND runs.
+//! The transaction that acquires or renews the lock reads it in the end. A holder to which the lock was handed reads it
+//! while COMMAND runs.
 //!
-//! Others may have changed the lock since. Then the transaction fails, and reads the lock anew, like any that was too slow: it
-//! compares all that it goes by, see [`ChangeDraft::change`](super::change::ChangeDraft::change).
+//! Others may have changed the lock since. Then the transaction fails, and reads the lock anew, like any that was too
+//! slow: it compares all that it goes by, see [`ChangeDraft::change`](super::change::ChangeDraft::change).
 
 use std::time::Duration;
 
@@ -15,8 +17,8 @@ use crate::lock::token::Token;
 use crate::store::engine::Operation;
 use crate::sys::clock::Moment;
 
-/// For how long it counts. The longer ago it was read, the likelier a waiter has joined, and a transaction that fails costs the
-/// members a write to their disks, which a read does not.
+/// For how long it counts. The longer ago it was read, the likelier a waiter has joined, and a transaction that fails
+/// costs the members a write to their disks, which a read does not.
 const LASTS: Duration = Duration::from_secs(10);
 
 /// A lock that is held, as it was a while ago.
@@ -37,8 +39,8 @@ impl EtcdStore {
         self.remembered = Some(Remembered { token, scope, found, clock, at: Moment::now() });
     }
 
-    /// Returns what is remembered of a lock for an operation by this token, if that serves, and forgets it: unless the operation
-    /// succeeds, nobody knows what is there.
+    /// Returns what is remembered of a lock for an operation by this token, if that serves, and forgets it: unless the
+    /// operation succeeds, nobody knows what is there.
     pub(super) fn recall(&mut self, asking: Option<&Token>, scope: &Scope) -> Option<Snapshot> {
         let known = self.remembered.take()?;
         let serves = asking == Some(&known.token) && *scope == known.scope && !self.client.may_be_done;
@@ -49,8 +51,8 @@ impl EtcdStore {
         Some(known.found)
     }
 
-    /// Reads the lock that is held under this token, unless it is remembered, or there is little time `until` the lease is renewed: a
-    /// renewal must find the connection idle, and remembers the lock itself.
+    /// Reads the lock that is held under this token, unless it is remembered, or there is little time `until` the lease
+    /// is renewed: a renewal must find the connection idle, and remembers the lock itself.
     pub(super) fn read_ahead(&mut self, key: &Key, token: &Token, until: Moment) {
         let deadline = Moment::now() + self.timeout / 4;
         if self.remembered.is_some() || until < deadline {

@@ -1,9 +1,10 @@
 //! Renewal of a lock, and of a place in the queue.
 //!
-//! Normally a holder's lease is replaced by a new one, which a majority of the members records. If the database is full, nothing new
-//! can be written, and the lease is kept alive instead, as that of a waiter always is. A leader does that alone, and may not know
-//! yet that it was replaced; so it counts only if the same member has answered it, and before and after it, in the same term, because a
-//! term has only one leader. Such a lease keeps its length, so it does not serve a holder that asks for a longer one.
+//! Normally a holder's lease is replaced by a new one, which a majority of the members records. If the database is
+//! full, nothing new can be written, and the lease is kept alive instead, as that of a waiter always is. A leader does
+//! that alone, and may not know yet that it was replaced; so it counts only if the same member has answered it, and
+//! before and after it, in the same term, because a term has only one leader. Such a lease keeps its length, so it does
+//! not serve a holder that asks for a longer one.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use crate::store::engine::Operation;
 use crate::sys::clock::Moment;
 
 impl EtcdStore {
-    /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, the lock is held
-    /// under that lease, and the lease lasts for `ttl` at least (`None`: as long as it is).
+    /// Keeps the lease of a holder alive, without changing what is stored. Returns whether that succeeded, the lock is
+    /// held under that lease, and the lease lasts for `ttl` at least (`None`: as long as it is).
     pub(super) fn keep_alive_holder(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<bool, Failure> {
         let deadline = Moment::now() + self.timeout;
         let scope = self.scope(Operation::Renew { key, token });
@@ -39,9 +40,9 @@ impl EtcdStore {
             })
     }
 
-    /// Keeps alive the lease of a holder or a waiter of the lock, and reads the lock, in one flight. Returns what was found,
-    /// and how long the lease lasts from a moment within this call; zero: that is not certain, or the key is not attached
-    /// to it any more.
+    /// Keeps alive the lease of a holder or a waiter of the lock, and reads the lock, in one flight. Returns what was
+    /// found, and how long the lease lasts from a moment within this call; zero: that is not certain, or the key is not
+    /// attached to it any more.
     pub(super) fn keep_alive(
         &mut self,
         key: &Attached,

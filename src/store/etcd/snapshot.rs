@@ -13,16 +13,16 @@ use crate::lock::state::{HolderState, LOOKERS, LeaseRecord, LockState, Purpose, 
 use crate::lock::token::Token;
 use crate::store::engine::View;
 
-/// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the operation. One
-/// that deals with as many as it may leaves enough of these.
+/// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the
+/// operation. One that deals with as many as it may leaves enough of these.
 pub(super) const FIRST_WAITERS: u32 = 16;
 pub(super) const MANY_WAITERS: u32 = 64;
 
 /// How many operations of a transaction read a lock at most.
 pub(super) const READS_MAX: usize = 6;
 
-/// In how long to look again for a holder's lease key that still exists although its end should have come: etcd looks for expired leases
-/// twice a second.
+/// In how long to look again for a holder's lease key that still exists although its end should have come: etcd looks
+/// for expired leases twice a second.
 const LOOK_AGAIN_MS: u64 = 300;
 
 /// Where the row of the asking client is.
@@ -76,9 +76,9 @@ pub(super) struct Attached {
     pub(super) seen_by: (String, String),
 }
 
-/// When the lease key of a holder whose lease `break` has revoked ends. Every user of the cluster, even one without any right, can
-/// keep a lease of etcd alive, and so the lease key of a dead holder. Only the member that was asked then judges this end: no two
-/// clocks are compared.
+/// When the lease key of a holder whose lease `break` has revoked ends. Every user of the cluster, even one without any
+/// right, can keep a lease of etcd alive, and so the lease key of a dead holder. Only the member that was asked then
+/// judges this end: no two clocks are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RevokedEnd {
     member: String,
@@ -99,8 +99,8 @@ pub(super) struct HandedOver {
     pub(super) slot: u32,
 }
 
-/// The greatest fence of the locks whose record was pruned: the fence of a lock must not go back, whichever member's clock was
-/// asked for the earlier ones.
+/// The greatest fence of the locks whose record was pruned: the fence of a lock must not go back, whichever member's
+/// clock was asked for the earlier ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PrunedFence {
     pub(super) fence: u64,
@@ -219,8 +219,8 @@ fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
 }
 
 impl LeaseKey {
-    /// Reads a holder's key, whose name begins with `prefix`. `None`: it is not lockrun's. A lease key has a lease: nothing would ever
-    /// end one without.
+    /// Reads a holder's key, whose name begins with `prefix`. `None`: it is not lockrun's. A lease key has a lease:
+    /// nothing would ever end one without.
     pub(super) fn read(kv: &KeyValue, prefix: &str) -> Option<Self> {
         let token = Token::parse(kv.key.strip_prefix(prefix)?).ok().filter(|_| kv.lease != 0)?;
         Some(LeaseKey { token, lease: kv.lease, end: serde_json::from_str(&kv.value).ok() })
@@ -246,10 +246,11 @@ impl Row {
 }
 
 impl Snapshot {
-    /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its lease key exists,
-    /// whatever a clock shows, unless `break` has ended it (see [`RevokedEnd`]). If its lease key is gone, it still holds the
-    /// lock until the end in the record: then its lease did not expire, but was revoked in etcd, and its command still runs. Another member may
-    /// have written that end, whose clock is ahead; but an end further away than two lengths is a clock's mistake.
+    /// Returns the state with its waiters, at `now_ms`. A holder whose lease ends holds the lock while its lease key
+    /// exists, whatever a clock shows, unless `break` has ended it (see [`RevokedEnd`]). If its lease key is gone, it
+    /// still holds the lock until the end in the record: then its lease did not expire, but was revoked in etcd, and
+    /// its command still runs. Another member may have written that end, whose clock is ahead; but an end further away
+    /// than two lengths is a clock's mistake.
     ///
     /// A waiter has its place while its row exists. When that ends is not known: each keep-alive prolongs it.
     pub(super) fn state(&self, asking: Option<&Token>, now_ms: u64) -> LockState {
@@ -283,8 +284,8 @@ impl Snapshot {
         state
     }
 
-    /// Returns whether the waiters that were read are enough for an operation that leaves this state: it need not know those behind
-    /// them.
+    /// Returns whether the waiters that were read are enough for an operation that leaves this state: it need not know
+    /// those behind them.
     pub(super) fn has_enough_rows(&self, after: &LockState, asking: Option<&Token>) -> bool {
         let others = after.waiters.iter().filter(|waiter| asking != Some(&waiter.token)).count();
         self.has_all_rows || others > LOOKERS
@@ -351,8 +352,8 @@ impl Snapshot {
     }
 }
 
-/// Returns a holder of which only the lease key is known, neither for how long it lasts nor what it is for: a command may run under
-/// the lock.
+/// Returns a holder of which only the lease key is known, neither for how long it lasts nor what it is for: a command
+/// may run under the lock.
 fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     let lease = LeaseRecord { ends_ms: Some(now_ms.saturating_add(LOOK_AGAIN_MS)), ttl_ms: None };
     HolderState {
@@ -364,8 +365,8 @@ fn unrecorded_holder(token: &Token, now_ms: u64) -> HolderState {
     }
 }
 
-/// Returns a state as it is stored: without waiters, and without holders of which only the lease key was found `before`. The
-/// leases of the `renewed` holder and of changed ones end as the state says; the others as stored.
+/// Returns a state as it is stored: without waiters, and without holders of which only the lease key was found
+/// `before`. The leases of the `renewed` holder and of changed ones end as the state says; the others as stored.
 pub(super) fn record_of(state: &LockState, before: &LockState, found: &Snapshot, renewed: Option<&Token>) -> LockState {
     let mut record = LockState { waiters: Vec::new(), ..state.clone() };
     let was_there = |token: &Token| before.holders.iter().any(|holder| holder.token == *token);

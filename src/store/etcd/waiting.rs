@@ -1,4 +1,5 @@
-//! How a waiter learns that it is its turn: it watches its own lease key, which is written when the lock is handed to it.
+//! How a waiter learns that it is its turn: it watches its own lease key, which is written when the lock is handed to
+//! it.
 
 use std::os::fd::AsFd as _;
 
@@ -66,7 +67,8 @@ impl EtcdStore {
     }
 }
 
-/// Reads what a watch of this `lease key` has sent. What cannot be read, such as a message that has come in part, is a reason to ask again.
+/// Reads what a watch of this `lease key` has sent. What cannot be read, such as a message that has come in part, is a
+/// reason to ask again.
 fn read_wakeup(heard: &[u8], lease_key: &str) -> Option<Wakeup> {
     let mut asks_again = None;
     for line in heard.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"{")) {

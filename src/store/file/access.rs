@@ -1,9 +1,10 @@
-//! Who may use a lock directory: one user, or the members of a group. Everything that follows from this for the directory and its files
-//! is here.
+//! Who may use a lock directory: one user, or the members of a group. Everything that follows from this for the
+//! directory and its files is here.
 //!
-//! Everything in one user's directory is trusted. In a group's directory a member may have planted something, so a file is used only if it
-//! looks like a lock file: a regular file of that group with one name. Its mode is never changed, because a member may have moved another
-//! user's file there. All locks are the kernel's, so a run needs no right but to open the file.
+//! Everything in one user's directory is trusted. In a group's directory a member may have planted something, so a file
+//! is used only if it looks like a lock file: a regular file of that group with one name. Its mode is never changed,
+//! because a member may have moved another user's file there. All locks are the kernel's, so a run needs no right but
+//! to open the file.
 
 use std::ffi::CStr;
 use std::fs::DirBuilder;
@@ -28,8 +29,8 @@ use crate::text::shell::{path_word, word};
 const OTHERS_WRITE: u32 = 0o022;
 const OTHERS_AT_ALL: u32 = 0o077;
 
-/// The mode of a group's directory: files created there belong to the group. It is not sticky, because in a sticky directory the kernel may
-/// refuse to open another user's file with `O_CREAT`, even to root (fs.protected_regular).
+/// The mode of a group's directory: files created there belong to the group. It is not sticky, because in a sticky
+/// directory the kernel may refuse to open another user's file with `O_CREAT`, even to root (fs.protected_regular).
 const GROUP_MODE: u32 = 0o2770;
 
 /// The mode bits that must be set on a group's lock file.
@@ -39,8 +40,8 @@ const GROUP_USES: u32 = 0o060;
 pub(super) const PLANTED: &str = ", so it may not be a lock's; make sure that nothing works under \
     the lock, find out who put it there, then remove it";
 
-/// The sticky bit, set on lock files. systemd-tmpfiles(8) removes old files below /tmp and elsewhere, whether they are locked or not, but
-/// keeps files that have it.
+/// The sticky bit, set on lock files. systemd-tmpfiles(8) removes old files below /tmp and elsewhere, whether they are
+/// locked or not, but keeps files that have it.
 const STICKY: Mode = Mode::S_ISVTX;
 
 /// Who may use a lock directory.
@@ -63,8 +64,8 @@ impl Access {
         }
     }
 
-    /// For a group's directory, fails if this user is not a member, or if others could replace the directory at `path`. Does not look at the
-    /// directory itself.
+    /// For a group's directory, fails if this user is not a member, or if others could replace the directory at `path`.
+    /// Does not look at the directory itself.
     pub(super) fn check_path(&self, path: &Path) -> Result<(), StoreError> {
         let Some(group) = self.group() else { return Ok(()) };
         if !group.includes_us().context("cannot find out the groups of this user")? {
@@ -82,8 +83,9 @@ impl Access {
 
     /// Creates the missing directory at `path`, for its owner alone. If that fails, returns the inner error.
     ///
-    /// Does not create a group's directory, and returns the outer error: a directory created by a member would belong to that member, and
-    /// the others would refuse it; and a mistyped path must not become a second set of the same locks.
+    /// Does not create a group's directory, and returns the outer error: a directory created by a member would belong
+    /// to that member, and the others would refuse it; and a mistyped path must not become a second set of the same
+    /// locks.
     pub(super) fn create_directory(&self, path: &Path) -> Result<io::Result<()>, StoreError> {
         match self.group() {
             None => Ok(DirBuilder::new().mode(0o700).create(path)),
@@ -163,8 +165,8 @@ impl Access {
         }
     }
 
-    /// Returns the `stat` of a file; fails if the file may not be a lock file. The error says why and what to do; it is to follow the file's
-    /// path.
+    /// Returns the `stat` of a file; fails if the file may not be a lock file. The error says why and what to do; it is
+    /// to follow the file's path.
     pub(super) fn check_file(&self, stat: nix::Result<FileStat>) -> Result<FileStat, String> {
         let stat = stat.map_err(|errno| errno.desc().to_owned())?;
         let why = match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
@@ -175,8 +177,8 @@ impl Access {
         why.map_or(Ok(stat), |why| Err(format!("{why}{PLANTED}")))
     }
 
-    /// Returns what to do with the lock file at `path` if its record is useless, once nothing works under the lock. The text is to follow a
-    /// comma or "then".
+    /// Returns what to do with the lock file at `path` if its record is useless, once nothing works under the lock. The
+    /// text is to follow a comma or "then".
     pub(super) fn remedy(&self, path: &str) -> String {
         match self {
             // Emptied, not removed: other runs may have this file open, and their locks on it.
@@ -214,8 +216,9 @@ fn installing(group: &Group, path: &Path) -> String {
     format!("install -d -o root -g {} -m {GROUP_MODE:o} {}", word(&group.spelled()), path_word(path))
 }
 
-/// Returns the end of a message: the commands that make root's directory at `path` fit for the group. Returns nothing if root should not
-/// run them, because the directory is not empty, is meant for all users, or could be replaced by others.
+/// Returns the end of a message: the commands that make root's directory at `path` fit for the group. Returns nothing
+/// if root should not run them, because the directory is not empty, is meant for all users, or could be replaced by
+/// others.
 fn fitting(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> String {
     let is_sticky = stat.st_mode & Mode::S_ISVTX.bits() != 0;
     let is_roots = || stat.st_uid == 0 && trust::first_not_roots(path).is_ok_and(|step| step.is_none());
@@ -233,7 +236,8 @@ fn is_empty(directory: &OwnedFd) -> bool {
     opened.is_ok_and(|mut opened| opened.iter().all(|entry| entry.is_ok_and(|entry| !is_other(entry.file_name()))))
 }
 
-/// Fails if users other than the members of `group` can use the open `directory`, or if its owner is neither root nor this user.
+/// Fails if users other than the members of `group` can use the open `directory`, or if its owner is neither root nor
+/// this user.
 fn check_shared(group: &Group, directory: &OwnedFd, path: &Path, stat: &FileStat) -> Result<(), StoreError> {
     let us = geteuid();
     let mode = stat.st_mode & 0o7777;

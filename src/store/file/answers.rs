@@ -12,8 +12,8 @@ use crate::lock::key::Key;
 use crate::lock::state::{LockState, millis};
 use crate::store::{Held, HolderStatus, KeyStatus, LivingHolder, Revoked, StoreError};
 
-/// Adds to the answer to a revocation, from the holder with this `fence` or from all, what only the kernel knows: which processes keep the
-/// lock held.
+/// Adds to the answer to a revocation, from the holder with this `fence` or from all, what only the kernel knows: which
+/// processes keep the lock held.
 pub(super) fn revoked(mut revoked: Revoked, fence: Option<u64>, file: &LockFile) -> Result<Revoked, StoreError> {
     if revoked == Revoked::Free
         && let Some(unrecorded) = unrecorded(file)?
@@ -37,8 +37,9 @@ pub(super) fn revoked(mut revoked: Revoked, fence: Option<u64>, file: &LockFile)
     Ok(revoked)
 }
 
-/// Returns the holder of a lock that is held although its record names no holder, if there is one. The record was lost, or lockrun was
-/// killed after it had recorded the end of its run and before it freed the slot, which a process that it left behind keeps.
+/// Returns the holder of a lock that is held although its record names no holder, if there is one. The record was lost,
+/// or lockrun was killed after it had recorded the end of its run and before it freed the slot, which a process that it
+/// left behind keeps.
 pub(super) fn unrecorded(file: &LockFile) -> Result<Option<LivingHolder>, StoreError> {
     Ok(taken_slot(file)?.map(|slot| {
         let pids = keepers(0, slot, file);
@@ -57,21 +58,22 @@ fn written_unix_ms(file: &LockFile) -> u64 {
     written.ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).map_or(0, millis)
 }
 
-/// Returns the living processes that keep a slot taken: lockrun, which had this pid, or if it is dead, all that have inherited the slot's
-/// lock. Finds only processes that this user may inspect.
+/// Returns the living processes that keep a slot taken: lockrun, which had this pid, or if it is dead, all that have
+/// inherited the slot's lock. Finds only processes that this user may inspect.
 fn keepers(pid: u32, slot: u32, file: &LockFile) -> Vec<u32> {
     let pids = waiters::with_lock(file, lock_file::byte_of(slot));
     // The pid of a dead lockrun may have been reused: it counts only if that process has the lock.
     if pids.contains(&pid) { vec![pid] } else { pids }
 }
 
-/// Returns the key whose state is in the file of this `name`; `None` if the file is not that key's, or has no state yet.
+/// Returns the key whose state is in the file of this `name`; `None` if the file is not that key's, or has no state
+/// yet.
 pub(super) fn key_in(state: &LockState, name: &str) -> Option<Key> {
     Key::new(state.key.as_ref()).ok().filter(|key| directory::file_name(key) == name)
 }
 
-/// As [`key_in`], but also returns the key of a lock that is held although its record was lost: the one that was `asked` for, or the one
-/// that the name spells out.
+/// As [`key_in`], but also returns the key of a lock that is held although its record was lost: the one that was
+/// `asked` for, or the one that the name spells out.
 pub(super) fn key_of(
     state: &LockState,
     name: &str,

@@ -16,8 +16,9 @@ pub(super) fn now() -> Now {
     Now { ms: boot_ms(Moment::now()), unix_ms }
 }
 
-/// Returns the kernel's id of this boot: the epoch of the boot clock. It is unknown in a container with an id of its own, as LXC and
-/// systemd-nspawn make one: they mount another file in its place. The boot clock is the machine's even there.
+/// Returns the kernel's id of this boot: the epoch of the boot clock. It is unknown in a container with an id of its
+/// own, as LXC and systemd-nspawn make one: they mount another file in its place. The boot clock is the machine's even
+/// there.
 pub(super) fn this_boot() -> io::Result<String> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let explain = |error: io::Error| {
@@ -39,8 +40,8 @@ pub(super) fn at_boot_ms(boot_ms: u64) -> Moment {
     Moment::from_boot(shifted(Duration::from_millis(boot_ms), clock_ahead_ns()))
 }
 
-/// Returns `moment` in milliseconds after the machine booted, which is exactly the same in all time namespaces: a time that one of them
-/// records is never in the future of another.
+/// Returns `moment` in milliseconds after the machine booted, which is exactly the same in all time namespaces: a time
+/// that one of them records is never in the future of another.
 fn boot_ms(moment: Moment) -> u64 {
     millis(shifted(moment.since_boot(), clock_ahead_ns().saturating_neg()))
 }
@@ -50,8 +51,8 @@ fn shifted(time: Duration, by_ns: i64) -> Duration {
     if by_ns < 0 { time.saturating_sub(by) } else { time.saturating_add(by) }
 }
 
-/// Returns by how many nanoseconds the boot clock is ahead in this process's time namespace, see time_namespaces(7); 0 on a kernel
-/// without time namespaces.
+/// Returns by how many nanoseconds the boot clock is ahead in this process's time namespace, see time_namespaces(7); 0
+/// on a kernel without time namespaces.
 fn clock_ahead_ns() -> i64 {
     static AHEAD: OnceLock<i64> = OnceLock::new();
     *AHEAD.get_or_init(|| {

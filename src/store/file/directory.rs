@@ -1,7 +1,7 @@
 //! The directory of the lock files, and their names in it.
 //!
-//! Nothing that another user could have planted is trusted: [`super::access`] decides who may use the directory, and the last name of its
-//! path must not be a symbolic link.
+//! Nothing that another user could have planted is trusted: [`super::access`] decides who may use the directory, and
+//! the last name of its path must not be a symbolic link.
 
 use std::fmt::Write as _;
 use std::fs::{Permissions, symlink_metadata};
@@ -24,8 +24,8 @@ use crate::lock::key::Key;
 use crate::store::StoreError;
 use crate::text::escape::escaped_path;
 
-/// The parent and the name of root's default directory: only root can create anything there, so no other user, nor the root of a user
-/// namespace, can keep root out.
+/// The parent and the name of root's default directory: only root can create anything there, so no other user, nor the
+/// root of a user namespace, can keep root out.
 const OF_ROOT: (&str, &str) = ("/run", "lockrun");
 
 /// The parent of all other users' default directories.
@@ -34,7 +34,8 @@ const OF_USERS: &str = "/run/lock";
 /// The parent of default directories on a machine where the usual one does not exist.
 const LAST_RESORT: &str = "/tmp";
 
-/// The longest file name that spells out its key. Longer keys, whose names a file system may not accept, are cut and end in a hash.
+/// The longest file name that spells out its key. Longer keys, whose names a file system may not accept, are cut and
+/// end in a hash.
 const NAME_MAX: usize = 200;
 
 /// An open directory of lock files.
@@ -46,8 +47,9 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Opens `named`, or else the default directory. Returns `None` if it does not exist, but fails if it is a group's, which must exist.
-    /// Refuses a directory that others could have planted, or that users whom `access` does not allow can write to.
+    /// Opens `named`, or else the default directory. Returns `None` if it does not exist, but fails if it is a group's,
+    /// which must exist. Refuses a directory that others could have planted, or that users whom `access` does not allow
+    /// can write to.
     pub(super) fn open(named: Option<&Path>, access: &Access) -> Result<Option<Self>, StoreError> {
         let path = path_of(named)?;
         access.check_path(&path)?;
@@ -61,8 +63,8 @@ impl Directory {
         Self::open_at(&path, access, true)?.map_err(|error| cannot_create(&path, &error))
     }
 
-    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error says that it does not exist or cannot be created,
-    /// the outer one that it cannot or must not be used, or that it is a group's and does not exist.
+    /// Opens the directory at `path`, or creates it if it `may_create`. The inner error says that it does not exist or
+    /// cannot be created, the outer one that it cannot or must not be used, or that it is a group's and does not exist.
     pub(super) fn open_at(path: &Path, access: &Access, may_create: bool) -> Result<io::Result<Self>, StoreError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut created = false;
@@ -87,7 +89,8 @@ impl Directory {
             }
         };
         if created {
-            // The umask may have removed bits that the next run needs. Set through the descriptor, not the path, which could be replaced.
+            // The umask may have removed bits that the next run needs. Set through the descriptor, not the path, which
+            // could be replaced.
             let made = format!("/proc/self/fd/{}", fd.as_raw_fd());
             let _ = std::fs::set_permissions(made, Permissions::from_mode(0o700));
         }
@@ -132,7 +135,8 @@ impl Directory {
         Ok(names)
     }
 
-    /// Returns whether the entry is a regular file, and has not been removed meanwhile. Some file systems do not show that in the directory.
+    /// Returns whether the entry is a regular file, and has not been removed meanwhile. Some file systems do not show
+    /// that in the directory.
     fn is_file(&self, entry: &Entry) -> bool {
         let kind = || fstatat(&self.fd, entry.file_name(), AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode);
         match entry.file_type() {
@@ -173,8 +177,9 @@ pub(super) fn path_of(named: Option<&Path>) -> Result<PathBuf, StoreError> {
     }
 }
 
-/// Returns where the locks of this user are if no directory is named. This must not depend on the environment, or on whether the directory
-/// can be created: unless cron jobs, shells and services use the same path, two runs hold one lock.
+/// Returns where the locks of this user are if no directory is named. This must not depend on the environment, or on
+/// whether the directory can be created: unless cron jobs, shells and services use the same path, two runs hold one
+/// lock.
 fn default_path() -> Result<PathBuf, StoreError> {
     let user = geteuid();
     let name = format!("lockrun-{user}");
@@ -219,8 +224,8 @@ impl AsFd for Directory {
     }
 }
 
-/// Returns the name of the file of `key`: letters, digits, `-`, `_` and dots (except a first one) stand for themselves, every other byte
-/// is written as `%XX`. No two keys share a name, and no name leads out of the directory.
+/// Returns the name of the file of `key`: letters, digits, `-`, `_` and dots (except a first one) stand for themselves,
+/// every other byte is written as `%XX`. No two keys share a name, and no name leads out of the directory.
 pub(super) fn file_name(key: &Key) -> String {
     let mut name = String::with_capacity(key.as_str().len());
     for (at, byte) in key.as_str().bytes().enumerate() {
@@ -241,7 +246,8 @@ pub(super) fn file_name(key: &Key) -> String {
     name
 }
 
-/// Returns whether [`file_name`] can have returned this name. Any other name may be there to deceive the reader of a message.
+/// Returns whether [`file_name`] can have returned this name. Any other name may be there to deceive the reader of a
+/// message.
 fn is_file_name(name: &str) -> bool {
     if let Some((start, hash)) = name.split_once('~') {
         let is_written = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '%');
@@ -251,7 +257,8 @@ fn is_file_name(name: &str) -> bool {
     key_of(name).is_some()
 }
 
-/// Returns the key whose file has this name; `None` if the name is none of [`file_name`]'s, or does not spell out the key.
+/// Returns the key whose file has this name; `None` if the name is none of [`file_name`]'s, or does not spell out the
+/// key.
 pub(super) fn key_of(name: &str) -> Option<Key> {
     let key = percent_decode_str(name).decode_utf8().ok()?;
     Key::new(key.as_ref().as_ref()).ok().filter(|key| file_name(key) == name)

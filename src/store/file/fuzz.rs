@@ -14,10 +14,11 @@ use crate::sys::clock::Moment;
 /// The greatest offset of a copy that is tried, in bytes.
 const AT_MAX: usize = 1 << 14;
 
-/// Checks lock files: whatever a file contains, the next record written is the next one read, and the rules cope with any record.
+/// Checks lock files: whatever a file contains, the next record written is the next one read, and the rules cope with
+/// any record.
 ///
-/// The input is the contents of a file, or a record. If its first line is `copies`, the other lines are `AT SERIAL SIZE RECORD`, with
-/// hexadecimal numbers, and each stands for a whole copy.
+/// The input is the contents of a file, or a record. If its first line is `copies`, the other lines are `AT SERIAL SIZE
+/// RECORD`, with hexadecimal numbers, and each stands for a whole copy.
 pub fn record(data: &[u8]) {
     match data.strip_prefix(b"copies\n") {
         Some(lines) => contents(&sealed(lines)),

@@ -17,7 +17,8 @@ pub(super) struct KernelView<'f> {
     now: Now,
     /// The id of this boot, once it has been read.
     boot: OnceCell<String>,
-    /// The slot that this process already holds through this open file, for which the kernel therefore reports it as free.
+    /// The slot that this process already holds through this open file, for which the kernel therefore reports it as
+    /// free.
     ours: Option<u32>,
     /// The slot that the operation took, if it took one.
     taken: Cell<Option<u32>>,
@@ -37,7 +38,8 @@ impl<'f> KernelView<'f> {
         }
     }
 
-    /// Frees the slot that the operation took, if it took one: a lock acquired by hand outlives this process, so a lease holds it instead.
+    /// Frees the slot that the operation took, if it took one: a lock acquired by hand outlives this process, so a
+    /// lease holds it instead.
     pub(super) fn free_taken(&self) -> Result<(), StoreError> {
         let Some(slot) = self.taken.take() else { return Ok(()) };
         self.file.free_slot(slot).with_context(|| format!("cannot unlock {}", self.file.path()))
@@ -48,7 +50,8 @@ impl<'f> KernelView<'f> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Returns the answer; if there is none, records the failure and returns `otherwise`, which lets the operation finish.
+    /// Returns the answer; if there is none, records the failure and returns `otherwise`, which lets the operation
+    /// finish.
     fn note_failure<T>(&self, answer: Result<T, StoreError>, otherwise: T) -> T {
         answer.unwrap_or_else(|error| {
             self.failure.replace(Some(error));

@@ -9,10 +9,11 @@
 //! bytes of places.rs     locked by the runs that wait
 //! ```
 //!
-//! The bytes are far behind the record and are never written. Their locks belong to the open file, not to a process (open file
-//! description locks): they last until every process that has inherited the descriptor has closed it, so COMMAND keeps them when lockrun
-//! crashes. An explicit unlock ends them for all processes. Only the lock on EDIT belongs to the process: if lockrun is killed while it
-//! changes the record, the record must not stay locked for as long as COMMAND lives.
+//! The bytes are far behind the record and are never written. Their locks belong to the open file, not to a process
+//! (open file description locks): they last until every process that has inherited the descriptor has closed it, so
+//! COMMAND keeps them when lockrun crashes. An explicit unlock ends them for all processes. Only the lock on EDIT
+//! belongs to the process: if lockrun is killed while it changes the record, the record must not stay locked for as
+//! long as COMMAND lives.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -42,11 +43,12 @@ pub(super) const EDIT: i64 = 1 << 40;
 const AT_TURNSTILE: i64 = EDIT + 1;
 const SLOTS: i64 = 1 << 41;
 
-/// How long to wait for the record. Reading or changing it takes microseconds; a process that is stopped meanwhile must not block the
-/// others without an error.
+/// How long to wait for the record. Reading or changing it takes microseconds; a process that is stopped meanwhile must
+/// not block the others without an error.
 pub(super) const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The flags for opening a lock file. Another user may have put something else there: with these, open(2) neither follows a link nor waits.
+/// The flags for opening a lock file. Another user may have put something else there: with these, open(2) neither
+/// follows a link nor waits.
 const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 /// The file of one lock, open.
@@ -70,13 +72,14 @@ pub(super) enum Turnstile {
     Entered,
     /// Another run stays at it until the lock is free.
     Occupied,
-    /// Another process has it, but does not show that it stays: a run that was only passing, one that is stopped, or another program.
+    /// Another process has it, but does not show that it stays: a run that was only passing, one that is stopped, or
+    /// another program.
     Blocked,
 }
 
 impl LockFile {
-    /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits. Also restores the file's mode, see
-    /// [`Access::restore_mode`].
+    /// Opens the lock file of `key`, creating it if it is missing, on a descriptor that COMMAND inherits. Also restores
+    /// the file's mode, see [`Access::restore_mode`].
     pub(super) fn open_or_create(directory: &Directory, key: &Key) -> Result<Self, StoreError> {
         let path = directory.show(key);
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | SAFELY;
@@ -119,8 +122,8 @@ impl LockFile {
         &self.path
     }
 
-    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before it was locked is not the one
-    /// that others would lock, even if it has further names.
+    /// Returns whether the file still has its name in `directory`. A file that was removed or replaced before it was
+    /// locked is not the one that others would lock, even if it has further names.
     pub(super) fn has_its_name(&self, directory: &Directory) -> Result<bool, StoreError> {
         match fstatat(directory.as_fd(), self.name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(named) => Ok((named.st_dev, named.st_ino) == self.id),
@@ -129,7 +132,8 @@ impl LockFile {
         }
     }
 
-    /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing, but no longer than `patience`.
+    /// Enters the turnstile unless another run stays at it. Waits for a run that is only passing, but no longer than
+    /// `patience`.
     pub(super) fn enter_within(&self, patience: Duration) -> nix::Result<Turnstile> {
         let give_up_at = Moment::now() + patience;
         loop {
@@ -232,7 +236,8 @@ impl LockFile {
         Ok(Some(lock).filter(|lock| i32::from(lock.l_type) != libc::F_UNLCK))
     }
 
-    /// Calls flock(2). Unlike nix's guard, this does not bind the lock to a value's lifetime, because COMMAND inherits the lock.
+    /// Calls flock(2). Unlike nix's guard, this does not bind the lock to a value's lifetime, because COMMAND inherits
+    /// the lock.
     #[allow(deprecated)]
     fn flock(&self, operation: FlockArg) -> nix::Result<()> {
         nix::fcntl::flock(self.file.as_raw_fd(), operation)
@@ -295,8 +300,9 @@ fn id_of(stat: &FileStat) -> (dev_t, ino_t) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Fails if this process may not write files that are long enough for the record at `path`: it could perhaps be written once, but not again
-/// at the end of the run; and writing it would terminate a process that leaves SIGXFSZ at its default.
+/// Fails if this process may not write files that are long enough for the record at `path`: it could perhaps be written
+/// once, but not again at the end of the run; and writing it would terminate a process that leaves SIGXFSZ at its
+/// default.
 pub(super) fn check_limit(path: &str) -> Result<(), StoreError> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).context("cannot find out how long a file may be")?;
     if limit < record_file::LEAST_SIZE {

@@ -1,9 +1,9 @@
 //! Locks on this machine: one file per key, in a directory of one user or of a group.
 //!
-//! A lock is held if a run has the kernel's lock on a slot of the file, or if the record in the file has a lease in force: that of a lock
-//! that was acquired by hand or retained after its run. COMMAND inherits the descriptor, so the kernel's lock lasts for as long as
-//! lockrun, COMMAND or a process that COMMAND started has it open, whatever happens to lockrun. A clean end unlocks explicitly, and
-//! then the lock is free even if a process still has the file open.
+//! A lock is held if a run has the kernel's lock on a slot of the file, or if the record in the file has a lease in
+//! force: that of a lock that was acquired by hand or retained after its run. COMMAND inherits the descriptor, so the
+//! kernel's lock lasts for as long as lockrun, COMMAND or a process that COMMAND started has it open, whatever happens
+//! to lockrun. A clean end unlocks explicitly, and then the lock is free even if a process still has the file open.
 
 mod access;
 mod answers;
@@ -153,8 +153,8 @@ impl Store for FileStore {
         };
         let Some(Locked { file, slot }) = self.locked.take() else { return Ok(Released::NotMine(None)) };
         let recorded = file.edit_and_free(slot, release);
-        // A used value must never come up again, so it must be on the disk. Everything else in the record is void after a power failure,
-        // except the fence, and that continues from the time.
+        // A used value must never come up again, so it must be on the disk. Everything else in the record is void after
+        // a power failure, except the fence, and that continues from the time.
         let is_used = succeeded && has_value;
         let to_disk = || {
             if !is_used {
@@ -288,8 +288,8 @@ impl Diagnose for FileStore {
     }
 }
 
-/// Adds what was found in one of many files to the `listing`, or the error that it cannot be read. Ignores a file that may never have been
-/// a lock file.
+/// Adds what was found in one of many files to the `listing`, or the error that it cannot be read. Ignores a file that
+/// may never have been a lock file.
 fn add_found<T>(looked: Result<Option<T>, StoreError>, listing: &mut Listing<T>) {
     match looked {
         Ok(found) => listing.found.extend(found),
@@ -302,7 +302,8 @@ fn vanishes(directory: &Directory, key: &Key) -> RequestError {
     anyhow!("the lock file {} keeps being deleted; find what deletes it", directory.show(key)).into()
 }
 
-/// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the state.
+/// Returns the request for the rules. It never queues there, because waiters are in the kernel's queue, not in the
+/// state.
 fn ask(claim: &Claim, leased: bool) -> Ask<'_> {
     Ask { claim, leased, sent_at: Moment::now(), if_held: IfHeld::Leave }
 }

@@ -24,9 +24,10 @@ impl LockFile {
         self.unlock_record(result)
     }
 
-    /// Does the same, and frees the slot even if the record cannot be changed. The record is written first: if this process is killed in
-    /// between, a lock to retain is retained, and the end of the run is recorded. Waiters that the change wakes can read the record only
-    /// when the slot is free. The outer error means that the slot is not free, the inner one that the record is unchanged.
+    /// Does the same, and frees the slot even if the record cannot be changed. The record is written first: if this
+    /// process is killed in between, a lock to retain is retained, and the end of the run is recorded. Waiters that the
+    /// change wakes can read the record only when the slot is free. The outer error means that the slot is not free,
+    /// the inner one that the record is unchanged.
     pub(super) fn edit_and_free<T>(
         &self,
         slot: u32,

@@ -1,15 +1,15 @@
-//! How a record is stored: as two copies that are written in turn. If a process is killed while it writes one, or finds the disk full,
-//! the other stays whole.
+//! How a record is stored: as two copies that are written in turn. If a process is killed while it writes one, or finds
+//! the disk full, the other stays whole.
 //!
 //! ```text
 //! lockrun CHECKSUM SERIAL SIZE LENGTH      in hexadecimal
 //! {"key":...}                              the record, of LENGTH bytes
 //! ```
 //!
-//! Of the copies that are whole, the one with the highest serial counts. The first is at the beginning of the file, each later one there
-//! or at a power of two, but never over the one before it: so no two share a sector, which is what a disk writes in one piece when the
-//! power fails. The file has had at least SIZE bytes since the copy was written: if it is shorter now, it was cut off, perhaps with a
-//! newer copy.
+//! Of the copies that are whole, the one with the highest serial counts. The first is at the beginning of the file,
+//! each later one there or at a power of two, but never over the one before it: so no two share a sector, which is what
+//! a disk writes in one piece when the power fails. The file has had at least SIZE bytes since the copy was written: if
+//! it is shorter now, it was cut off, perhaps with a newer copy.
 
 use std::fs::File;
 use std::io;
@@ -21,14 +21,15 @@ const MARK: &[u8] = b"lockrun ";
 /// The length of the rest of a copy's first line: four numbers, each followed by one byte.
 const HEADER: usize = 4 * 17;
 
-/// The lowest offset of a copy that is not at the beginning of the file. So small that two copies of an ordinary record share a page.
+/// The lowest offset of a copy that is not at the beginning of the file. So small that two copies of an ordinary record
+/// share a page.
 const LOWEST_OFFSET: usize = 1024;
 
 /// The size in bytes of a file with two copies of an ordinary record, which is the smallest size of any file.
 pub(super) const LEAST_SIZE: u64 = 2 * LOWEST_OFFSET as u64;
 
-/// The greatest size of a file in bytes: room for two copies with ten thousand holders. A file that others can write must not fill this
-/// process's memory.
+/// The greatest size of a file in bytes: room for two copies with ten thousand holders. A file that others can write
+/// must not fill this process's memory.
 const GREATEST_SIZE: usize = 1 << 25;
 
 /// How much is read at first: more than an ordinary file has.
@@ -170,8 +171,8 @@ impl CopyLocation {
             }
         })?;
         if has_grown && next.at > 0 {
-            // Write the record again, over the older copies, whose SIZE is smaller: if the file were cut off to that size, they would seem
-            // to be the newest. The record has been written, so a failure here does not matter.
+            // Write the record again, over the older copies, whose SIZE is smaller: if the file were cut off to that
+            // size, they would seem to be the newest. The record has been written, so a failure here does not matter.
             let _ = next.write(file, record);
         }
         Ok(())
@@ -267,7 +268,8 @@ mod tests {
             let old = read(&before).expect("it is whole");
             for written in 0..copy.len() - 1 {
                 let seen = read(&torn(&before, next, &copy, written));
-                // There is no copy before the very first one, which fits into a page, and the kernel fills a page in one piece.
+                // There is no copy before the very first one, which fits into a page, and the kernel fills a page in
+                // one piece.
                 let is_first = before.is_empty() && written > 0;
                 assert!(if is_first { seen.is_err() } else { seen == Ok(old.clone()) }, "{next:?} {written}");
             }
@@ -299,7 +301,8 @@ mod tests {
     #[test]
     fn a_file_that_was_cut_is_never_an_older_one() {
         for (before, next, copy, _) in story() {
-            // Between the growth of the file and the second copy of the same record, an older copy still has the smaller SIZE.
+            // Between the growth of the file and the second copy of the same record, an older copy still has the
+            // smaller SIZE.
             if next.size > before.len() && next.at > 0 {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! A claim at a lock file: it waits in the kernel's queue for the turnstile, and then at the turnstile until a slot is free.
+//! A claim at a lock file: it waits in the kernel's queue for the turnstile, and then at the turnstile until a slot is
+//! free.
 
 mod blocked;
 mod changes;
@@ -20,18 +21,19 @@ use changes::Changes;
 
 pub(super) use blocked::blocked;
 
-/// The first and the last of the doubling pauses between looks after a change: the kernel reports that a file was closed just before it
-/// removes the closer's locks. If the kernel reports no changes, the last pause repeats.
+/// The first and the last of the doubling pauses between looks after a change: the kernel reports that a file was
+/// closed just before it removes the closer's locks. If the kernel reports no changes, the last pause repeats.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// The longest time between two looks, in case a report of a change was lost.
 const LOOK_ANYWAY: Duration = Duration::from_secs(5);
 
-/// How long a claim that may wait lets a run pass the turnstile before it joins the kernel's queue, where signals and the claim's own time
-/// end its wait.
+/// How long a claim that may wait lets a run pass the turnstile before it joins the kernel's queue, where signals and
+/// the claim's own time end its wait.
 const PASSING: Duration = Duration::from_millis(100);
 
-/// A claim on a lock file that has not acquired it yet. Dropping it closes the file, which frees all of the claim's kernel locks on it.
+/// A claim on a lock file that has not acquired it yet. Dropping it closes the file, which frees all of the claim's
+/// kernel locks on it.
 #[derive(Debug)]
 pub(super) struct PendingClaim {
     directory: Directory,
@@ -63,9 +65,9 @@ impl PendingClaim {
         })
     }
 
-    /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and leaves the turnstile to
-    /// the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does not wait for the lock. Returns `None` if the
-    /// file has lost its name: the lock is another file now.
+    /// Passes the turnstile unless another run stays at it, takes the lowest free slot that the claim may have, and
+    /// leaves the turnstile to the next run. If no slot is free, keeps the turnstile if the claim is to be queued. Does
+    /// not wait for the lock. Returns `None` if the file has lost its name: the lock is another file now.
     pub(super) fn ask(&mut self, claim: &Claim, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
         let turnstile = if self.is_next { Turnstile::Entered } else { self.enter(claim, if_held)? };
         self.is_next = turnstile == Turnstile::Entered;
@@ -78,7 +80,8 @@ impl PendingClaim {
 
     /// Takes a slot if the claim has the turnstile, or returns what can be seen from outside it.
     fn find(&mut self, turnstile: Turnstile, claim: &Claim, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
-        // A claim by hand may repeat the request of a holder, with its token. That takes no slot, so it needs no turnstile.
+        // A claim by hand may repeat the request of a holder, with its token. That takes no slot, so it needs no
+        // turnstile.
         if self.is_next || claim.by_hand {
             if !self.file.has_its_name(&self.directory)? {
                 return Ok(None);
@@ -96,7 +99,8 @@ impl PendingClaim {
         }
     }
 
-    /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the claim's place.
+    /// Takes a place among the waiters if the lock was found held and the claim is to be queued; otherwise frees the
+    /// claim's place.
     fn join(&mut self, found: Option<Acquired>, if_held: IfHeld) -> Result<Option<Acquired>, StoreError> {
         match (found, if_held) {
             (Some(Acquired::Held(held)), IfHeld::Queue { max_waiting, .. }) => {
@@ -143,8 +147,8 @@ impl PendingClaim {
         self.file.enter_within(patience).with_context(|| self.cannot_lock())
     }
 
-    /// Returns whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile, which might send
-    /// the next waiter to the end of the kernel's queue.
+    /// Returns whether commands run in all slots that the claim could get. Then there is no need to pass the turnstile,
+    /// which might send the next waiter to the end of the kernel's queue.
     fn is_full(&self, claim: &Claim) -> Result<bool, StoreError> {
         // A claim by hand may repeat the request of a holder, with its token.
         if claim.by_hand || !self.is_taken(claim.mode)? {
@@ -163,8 +167,8 @@ impl PendingClaim {
         Ok(true)
     }
 
-    /// Takes the lowest free slot that the claim may have. Without the turnstile, only answers a claim whose token holds the lock already;
-    /// returns `None` if it does not.
+    /// Takes the lowest free slot that the claim may have. Without the turnstile, only answers a claim whose token
+    /// holds the lock already; returns `None` if it does not.
     fn take(&mut self, claim: &Claim) -> Result<Option<Acquired>, StoreError> {
         let ask = ask(claim, claim.by_hand);
         self.file.edit(|state, view| {
@@ -187,8 +191,8 @@ impl PendingClaim {
         })
     }
 
-    /// Sleeps until the claim gets the turnstile, or if it has it, until the lock may have changed; but only until `until`, or until a
-    /// signal comes that would terminate lockrun.
+    /// Sleeps until the claim gets the turnstile, or if it has it, until the lock may have changed; but only until
+    /// `until`, or until a signal comes that would terminate lockrun.
     pub(super) fn sleep(
         &mut self,
         until: Option<Moment>,
@@ -198,7 +202,8 @@ impl PendingClaim {
         // If this fails, children that were inherited stay zombies until COMMAND runs.
         let _reaped = ReapedByKernel::begin();
         if !self.is_next {
-            // The kernel queues this process, and removes it from the queue when the file is closed: nothing is left behind.
+            // The kernel queues this process, and removes it from the queue when the file is closed: nothing is left
+            // behind.
             let woken = waiter.wait_in_call(until, observer, || self.file.enter());
             let woken = woken.with_context(|| self.cannot_lock())?;
             self.is_next = woken == WakeReason::Ready;
@@ -253,8 +258,8 @@ fn cannot_lock(file: &LockFile) -> String {
     format!("cannot lock {}", file.path())
 }
 
-/// Observes a wait at the turnstile. Gives the turnstile up before a stop signal stops lockrun: other runs must not wait for one that is
-/// stopped.
+/// Observes a wait at the turnstile. Gives the turnstile up before a stop signal stops lockrun: other runs must not
+/// wait for one that is stopped.
 struct TurnstileObserver<'a> {
     file: &'a LockFile,
     is_ours: bool,

@@ -1,5 +1,5 @@
-//! The places of the runs that wait for a lock, so that a run can count the others and join them in one step: each run locks one byte of
-//! the lock file for as long as it waits. If it dies, the kernel frees its place.
+//! The places of the runs that wait for a lock, so that a run can count the others and join them in one step: each run
+//! locks one byte of the lock file for as long as it waits. If it dies, the kernel frees its place.
 
 use anyhow::Context;
 use nix::errno::Errno;
@@ -8,7 +8,8 @@ use uuid::Uuid;
 use super::lock_file::LockFile;
 use crate::store::StoreError;
 
-/// The first place, far behind the slots, and the number of places: so many that two runs hardly ever choose the same one.
+/// The first place, far behind the slots, and the number of places: so many that two runs hardly ever choose the same
+/// one.
 const FIRST: i64 = 1 << 42;
 const COUNT: i64 = 1 << 40;
 

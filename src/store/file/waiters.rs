@@ -22,8 +22,8 @@ const READINGS: usize = 3;
 
 /// Reads the list from /proc/locks.
 ///
-/// While locks come and go between two parts of the list, a lock with all that wait for it can be in both or in neither. So a list of
-/// several parts is read several times.
+/// While locks come and go between two parts of the list, a lock with all that wait for it can be in both or in
+/// neither. So a list of several parts is read several times.
 pub(super) fn all() -> Result<Waiters, StoreError> {
     let read = || {
         // With room from the first: the kernel returns no more at once than it is asked for.
@@ -44,8 +44,8 @@ pub(super) fn all() -> Result<Waiters, StoreError> {
 }
 
 impl Waiters {
-    /// Returns the processes that wait for this file, whose record must be locked: first the one at the turnstile, then the others in no
-    /// particular order.
+    /// Returns the processes that wait for this file, whose record must be locked: first the one at the turnstile, then
+    /// the others in no particular order.
     pub(super) fn of(&self, file: &LockFile) -> Result<Vec<WaiterStatus>, StoreError> {
         let pids = self.pids(file)?;
         Ok(pids.into_iter().map(|pid| WaiterStatus { who: Holder::of_process(pid), since_ms: None }).collect())
@@ -70,8 +70,8 @@ impl Waiters {
     }
 }
 
-/// Returns the lines of one reading for the turnstile of this file: each lock on it, followed by the processes that wait for it. A lock is
-/// returned once, even if the reading repeats it.
+/// Returns the lines of one reading for the turnstile of this file: each lock on it, followed by the processes that
+/// wait for it. A lock is returned once, even if the reading repeats it.
 fn turnstile_locks<'a>(list: &'a str, file: &str) -> Vec<Lock<'a>> {
     let mut locks: Vec<Lock<'_>> = Vec::new();
     for lock in list.lines().filter_map(Lock::read).filter(|lock| lock.kind == "FLOCK" && lock.file == file) {
@@ -83,8 +83,8 @@ fn turnstile_locks<'a>(list: &'a str, file: &str) -> Vec<Lock<'a>> {
     locks
 }
 
-/// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`. The arrow marks a process that waits
-/// for the lock.
+/// A line of /proc/locks, see proc_locks(5): `1: -> FLOCK ADVISORY WRITE 4242 00:19:5678 0 EOF`. The arrow marks a
+/// process that waits for the lock.
 struct Lock<'a> {
     waits: bool,
     kind: &'a str,
@@ -102,8 +102,8 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// Returns what the kernel's list calls the file, as in `00:19:5678`. This process's own lock on the record, which must be locked, shows
-/// it: on btrfs and overlayfs the device is not the one that fstat(2) returns.
+/// Returns what the kernel's list calls the file, as in `00:19:5678`. This process's own lock on the record, which must
+/// be locked, shows it: on btrfs and overlayfs the device is not the one that fstat(2) returns.
 fn listed_as(file: &LockFile) -> Result<String, StoreError> {
     if let Some(own) = own_lock(file) {
         return Ok(own);
@@ -123,8 +123,8 @@ pub(super) fn with_lock(file: &LockFile, byte: i64) -> Vec<u32> {
     having(file, |lock| is_lock_on(lock, byte))
 }
 
-/// Returns the process that has the turnstile, if it can be seen. That of another user, whose descriptors this user may not inspect, is the
-/// one that the kernel lists, which entered the turnstile.
+/// Returns the process that has the turnstile, if it can be seen. That of another user, whose descriptors this user may
+/// not inspect, is the one that the kernel lists, which entered the turnstile.
 pub(super) fn at_turnstile(file: &LockFile) -> Option<u32> {
     let inspected = having(file, |lock| lock.split_ascii_whitespace().nth(2) == Some("FLOCK")).first().copied();
     inspected.or_else(|| file.with_record_locked(|| all()?.at_turnstile(file)).ok()?)
@@ -138,8 +138,8 @@ pub(super) fn is_stopped(pid: u32) -> bool {
 
 /// Returns the processes with a lock on the file that `is_it`, given a line of /proc/PID/fdinfo/FD.
 ///
-/// The kernel names a lock's file in that line. No descriptor is looked at by stat(2): a foreign one may be of a file on a server that does
-/// not answer, for which stat(2) would wait for ever.
+/// The kernel names a lock's file in that line. No descriptor is looked at by stat(2): a foreign one may be of a file
+/// on a server that does not answer, for which stat(2) would wait for ever.
 fn having(file: &LockFile, is_it: impl Fn(&str) -> bool) -> Vec<u32> {
     // The name is that of an own lock. If there is none, the record is not locked, so it can be for a moment.
     let Ok(name) = own_lock(file).map_or_else(|| file.with_record_locked(|| listed_as(file)), Ok) else {

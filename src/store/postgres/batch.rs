@@ -19,14 +19,15 @@ pub(super) const SNAPSHOT: &str = "SET TRANSACTION ISOLATION LEVEL REPEATABLE RE
 /// The longest time-out that PostgreSQL accepts, in milliseconds.
 const TIMEOUT_MAX: u64 = 2_147_483_647;
 
-/// The longest time that a transaction may be idle between its round trips, in milliseconds, and for which what the server sends in it may
-/// remain unread, but at most half as long as the request may take; then the server ends the session. For so long, a lockrun that is
-/// stopped just then keeps others from acquiring the lock, and its holder from renewing it.
+/// The longest time that a transaction may be idle between its round trips, in milliseconds, and for which what the
+/// server sends in it may remain unread, but at most half as long as the request may take; then the server ends the
+/// session. For so long, a lockrun that is stopped just then keeps others from acquiring the lock, and its holder from
+/// renewing it.
 const IDLE_MAX_MS: u64 = 1500;
 
-/// The settings of a transaction, whatever those of the session are. Names mean the server's own functions and operators. A row-level security
-/// policy that would hide rows is an error. A prepared statement keeps its plan. The commit waits for the server's disk, and the server warns
-/// if no standby has confirmed it.
+/// The settings of a transaction, whatever those of the session are. Names mean the server's own functions and
+/// operators. A row-level security policy that would hide rows is an error. A prepared statement keeps its plan. The
+/// commit waits for the server's disk, and the server warns if no standby has confirmed it.
 pub(super) const SETTINGS: &str = "SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), \
      pg_catalog.set_config('lock_timeout', $1, true), pg_catalog.set_config('statement_timeout', $2, true), \
      pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true), \
@@ -76,20 +77,23 @@ pub(super) struct Preparable {
 }
 
 impl Batch {
-    /// Returns a batch that begins a transaction of this `kind`. Each statement has a time-out, and so has a pause between two.
-    /// The commit waits for the server's disk whatever `synchronous_commit` is there: a crash must not make the server forget a lock after
-    /// it has answered. The server sets no limit on a commit, which may have to wait for a standby; we wait until the `deadline`.
+    /// Returns a batch that begins a transaction of this `kind`. Each statement has a time-out, and so has a pause
+    /// between two. The commit waits for the server's disk whatever `synchronous_commit` is there: a crash must not
+    /// make the server forget a lock after it has answered. The server sets no limit on a commit, which may have to
+    /// wait for a standby; we wait until the `deadline`.
     ///
-    /// In it, names mean the server's own functions and operators, not another user's objects of the same name. A statement from which a
-    /// row-level security policy would hide rows is an error: a lock whose row is hidden would look free.
+    /// In it, names mean the server's own functions and operators, not another user's objects of the same name. A
+    /// statement from which a row-level security policy would hide rows is an error: a lock whose row is hidden would
+    /// look free.
     pub(super) fn transaction(kind: &str, deadline: Moment) -> Self {
         Batch::transaction_with_lock_timeout(kind, deadline, Duration::MAX)
     }
 
     /// The same, but waits at most `lock_wait` for a row that another transaction has locked.
     ///
-    /// The beginning has one sync: no time-out of the role's ends the session before ours are set. A standby rejects the kind, not `BEGIN`,
-    /// so that it carries out none of the other statements: outside the transaction, their names could mean another user's objects.
+    /// The beginning has one sync: no time-out of the role's ends the session before ours are set. A standby rejects
+    /// the kind, not `BEGIN`, so that it carries out none of the other statements: outside the transaction, their names
+    /// could mean another user's objects.
     pub(super) fn transaction_with_lock_timeout(kind: &str, deadline: Moment, lock_wait: Duration) -> Self {
         let mut batch = Batch { begins: true, writes: kind == READ_WRITE, ..Batch::default() };
         batch.put("BEGIN", Vec::new(), false);
@@ -98,14 +102,14 @@ impl Batch {
         batch
     }
 
-    /// Lets the session prepare these statements when the others are done. The answer to the others waits for this, until the `deadline` of
-    /// the whole at most: somebody may hold a lock on a table.
+    /// Lets the session prepare these statements when the others are done. The answer to the others waits for this,
+    /// until the `deadline` of the whole at most: somebody may hold a lock on a table.
     pub(super) fn prepare(&mut self, statements: Vec<Preparable>, deadline: Moment) {
         self.preparation = Some(Preparation { statements, settings: settings(deadline, Duration::MAX) });
     }
 
-    /// Adds the commit. Returns the index of its answer. Unless it `is_durable`, it does not wait for the disk: a crash of the server may
-    /// undo it.
+    /// Adds the commit. Returns the index of its answer. Unless it `is_durable`, it does not wait for the disk: a crash
+    /// of the server may undo it.
     pub(super) fn commit(&mut self, is_durable: bool) -> usize {
         if !is_durable {
             self.add("SELECT pg_catalog.set_config('synchronous_commit', 'off', true)", &[]);
@@ -152,9 +156,9 @@ impl Batch {
 }
 
 impl Preparation {
-    /// Adds the messages that prepare the statements and let the server plan them, which it does when parameters are bound. What was parsed
-    /// under another search_path is parsed again, so those that are carried out under the session's own settings come first. All of it is one
-    /// transaction, which changes nothing.
+    /// Adds the messages that prepare the statements and let the server plan them, which it does when parameters are
+    /// bound. What was parsed under another search_path is parsed again, so those that are carried out under the
+    /// session's own settings come first. All of it is one transaction, which changes nothing.
     fn encode(&self, buffer: &mut BytesMut, prepared: &Prepared) -> io::Result<()> {
         let named = || self.statements.iter().enumerate().map(|(at, it)| (prepared.name(at), it));
         for (name, it) in named().filter(|(_, it)| !it.has_our_settings) {
@@ -170,7 +174,8 @@ impl Preparation {
     }
 }
 
-/// The statements that a session has prepared. Their names begin with the name of its channel, so no other client's have them.
+/// The statements that a session has prepared. Their names begin with the name of its channel, so no other client's
+/// have them.
 pub(super) struct Prepared {
     prefix: String,
     texts: Vec<String>,
@@ -214,8 +219,8 @@ fn settings(deadline: Moment, lock_wait: Duration) -> Vec<Option<String>> {
     [lock_wait, left, idle].map(|span| Some(span.to_string())).into()
 }
 
-/// Adds the messages that carry out a statement. One that the session has not `prepared` has no name, so it needs nothing that an earlier
-/// transaction has left in the session: a pooler may give each transaction another session.
+/// Adds the messages that carry out a statement. One that the session has not `prepared` has no name, so it needs
+/// nothing that an earlier transaction has left in the session: a pooler may give each transaction another session.
 fn run(buffer: &mut BytesMut, text: &str, parameters: &[Option<String>], prepared: &Prepared) -> io::Result<()> {
     let name = prepared.name_of(text);
     if name.is_none() {

@@ -1,7 +1,7 @@
 //! A connection to PostgreSQL: batches of statements with one deadline each, and notifications.
 //!
-//! The postgres-protocol crate encodes the messages and the authentication. The socket is ours, so that one deadline bounds a whole
-//! request, connecting included, and a wait for a notification also ends on a signal.
+//! The postgres-protocol crate encodes the messages and the authentication. The socket is ours, so that one deadline
+//! bounds a whole request, connecting included, and a wait for a notification also ends on a signal.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,8 +18,9 @@ use crate::net::stream::{NO_WAIT, Stream};
 use crate::store::record_limit;
 use crate::sys::clock::Moment;
 
-/// The longest answer to a request that is read, in bytes, unless the request is a page of a listing. All that the server sends counts,
-/// such as notices. The longest is a record with a hundred waiters, of at most some kilobytes each.
+/// The longest answer to a request that is read, in bytes, unless the request is a page of a listing. All that the
+/// server sends counts, such as notices. The longest is a record with a hundred waiters, of at most some kilobytes
+/// each.
 const ANSWER_MAX: usize = record_limit::BYTES + (1 << 20);
 
 /// An open connection.
@@ -113,8 +114,9 @@ impl Connection {
         }
     }
 
-    /// Sends the batch at once and returns the answers to its statements in order, without that of a transaction's beginning. Fails with the
-    /// first error, after which the transaction can only be rolled back. After any other failure the connection is broken.
+    /// Sends the batch at once and returns the answers to its statements in order, without that of a transaction's
+    /// beginning. Fails with the first error, after which the transaction can only be rolled back. After any other
+    /// failure the connection is broken.
     pub(super) fn run(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         if self.transaction == Transaction::Failed {
             self.roll_back(deadline)?;
@@ -236,8 +238,8 @@ impl Connection {
         sent.map_err(|error| Failure::of_stream(&error))
     }
 
-    /// Returns the next message that belongs to an answer. Keeps notifications, and counts notices of a commit that no standby has
-    /// confirmed.
+    /// Returns the next message that belongs to an answer. Keeps notifications, and counts notices of a commit that no
+    /// standby has confirmed.
     pub(super) fn next(&mut self) -> Result<Message, Failure> {
         loop {
             match self.next_of_any_kind()? {
@@ -307,8 +309,9 @@ impl Connection {
         }
     }
 
-    /// Returns the notifications that have arrived, without waiting. If an error or an answer has arrived, the connection counts as closed:
-    /// nothing was asked, and the next request learns the server's state on a new connection.
+    /// Returns the notifications that have arrived, without waiting. If an error or an answer has arrived, the
+    /// connection counts as closed: nothing was asked, and the next request learns the server's state on a new
+    /// connection.
     pub(super) fn notifications(&mut self) -> Result<Vec<Notification>, Failure> {
         let read = self.read_notifications();
         self.is_broken |= read.is_err();

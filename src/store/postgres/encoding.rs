@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
-/// Returns the JSON that is stored for a lock or a waiter, neither of which can fail to be written as JSON. It has only ASCII characters,
-/// which every database can store whatever its encoding.
+/// Returns the JSON that is stored for a lock or a waiter, neither of which can fail to be written as JSON. It has only
+/// ASCII characters, which every database can store whatever its encoding.
 pub(super) fn json(value: &impl Serialize) -> String {
     let mut text = Vec::new();
     match value.serialize(&mut Serializer::with_formatter(&mut text, Ascii)) {

@@ -88,8 +88,8 @@ impl Failure {
         Failure::Other(RetryClass::Busy, what)
     }
 
-    /// Returns the failure of a connection on which a `rejection` came before: if the connection was then closed, that says why. A
-    /// server marks such an error as fatal, a pooler does not always.
+    /// Returns the failure of a connection on which a `rejection` came before: if the connection was then closed, that
+    /// says why. A server marks such an error as fatal, a pooler does not always.
     pub(super) fn after(self, rejection: Option<&ServerError>) -> Self {
         match (self, rejection) {
             (Failure::Closed, Some(rejection)) => Failure::Rejected(rejection.clone().with_the_connection()),
@@ -135,7 +135,8 @@ impl Failure {
         matches!(self, Failure::Closed) || self.rejection().is_some_and(ServerError::is_fatal)
     }
 
-    /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction is open.
+    /// Returns whether the connection cannot be used any more: it is closed, an answer may still come, or a transaction
+    /// is open.
     pub(super) fn is_out_of_step(&self) -> bool {
         self.rejection().is_none_or(ServerError::is_fatal)
     }

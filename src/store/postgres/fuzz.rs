@@ -10,7 +10,8 @@ static SERVERS: LazyLock<[Server; 3]> = LazyLock::new(|| {
         .map(|url| url::parse(url).expect("is a URL"))
 });
 
-/// Reads a password file: a password that is found is no longer than the file, and if none is found, one in an added last line is.
+/// Reads a password file: a password that is found is no longer than the file, and if none is found, one in an added
+/// last line is.
 pub fn pgpass(data: &[u8]) {
     for server in &*SERVERS {
         let endpoint = &server.hosts[0];

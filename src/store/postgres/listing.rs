@@ -74,8 +74,8 @@ impl Pages {
     }
 }
 
-/// Returns whether a key comes before the `next` one in the order of their bytes, as far as that can be said: where both have a character
-/// that is not ASCII, their order depends on the database's encoding.
+/// Returns whether a key comes before the `next` one in the order of their bytes, as far as that can be said: where
+/// both have a character that is not ASCII, their order depends on the database's encoding.
 fn ascends(key: &str, next: &str) -> bool {
     let mut pairs = key.chars().map(Some).chain([None]).zip(next.chars().map(Some).chain([None]));
     let is_ascii = |character: Option<char>| character.is_none_or(|character| character.is_ascii());
@@ -93,8 +93,8 @@ impl Stored {
 }
 
 impl PostgresStore {
-    /// Reads what is stored for the first keys for which this `condition` on `key` holds, up to so many bytes. Returns none if the tables
-    /// do not exist yet.
+    /// Reads what is stored for the first keys for which this `condition` on `key` holds, up to so many bytes. Returns
+    /// none if the tables do not exist yet.
     fn page(&mut self, condition: &str, key: &str, left: usize) -> Result<Vec<Stored>, Failure> {
         let deadline = Moment::now() + self.timeout;
         match self.try_page(condition, key, left, deadline) {
@@ -131,7 +131,8 @@ impl PostgresStore {
     }
 }
 
-/// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the version.
+/// Reads the answers: the keys with their records, the rows of the queues in the same order, and the time with the
+/// version.
 fn read_page(mut answers: impl Iterator<Item = Vec<Row>>, tables: &Tables) -> Result<Vec<Stored>, Failure> {
     const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
     let (Some(records), Some(queues), Some(facts)) = (answers.next(), answers.next(), answers.next()) else {

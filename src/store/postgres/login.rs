@@ -25,11 +25,12 @@ use crate::store::RetryClass;
 use crate::store::failure::after_unknown_authority;
 use crate::sys::clock::Moment;
 
-/// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has proved anything.
+/// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has
+/// proved anything.
 const ROUNDS_MAX: u64 = 100_000;
 
-/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. Fails if TLS is impossible with these hosts or files, and
-/// says why.
+/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. Fails if TLS is impossible with these
+/// hosts or files, and says why.
 pub(super) fn prepare_tls(server: &Server) -> Result<Option<Tls>, String> {
     match server.encryption {
         Encryption::Never => Ok(None),
@@ -108,8 +109,9 @@ impl Login<'_> {
                 _ => return Err(Failure::UnexpectedReply("what follows its welcome is not in its protocol")),
             }
         }
-        // Servers older than PostgreSQL 14 do not report `in_hot_standby`. A pooler reports what its server said when the two first met: a
-        // standby may have been promoted since. If a primary has become a standby, it rejects the first transaction.
+        // Servers older than PostgreSQL 14 do not report `in_hot_standby`. A pooler reports what its server said when
+        // the two first met: a standby may have been promoted since. If a primary has become a standby, it rejects the
+        // first transaction.
         if !says_primary && connection.is_in_recovery(self.deadline)? {
             let what = "is a standby, which takes no writes; name the primary in the store's URL";
             return Err(Failure::Other(RetryClass::Unavailable, what.to_owned()));
@@ -185,7 +187,8 @@ impl Login<'_> {
         }
     }
 
-    /// Returns whether the server is known to be the one that the URL names: by its certificate, or by the directory of its socket.
+    /// Returns whether the server is known to be the one that the URL names: by its certificate, or by the directory of
+    /// its socket.
     fn is_proved(&self, connection: &Connection) -> bool {
         matches!(self.endpoint, Endpoint::Unix(_)) || connection.is_encrypted() && self.is_verified()
     }
@@ -202,8 +205,8 @@ impl Login<'_> {
         self.expect_welcome(connection)
     }
 
-    /// Proves that we know the password without revealing it, and checks that the server knows it: SCRAM-SHA-256 (RFC 7677), bound to the
-    /// TLS connection where that can be done.
+    /// Proves that we know the password without revealing it, and checks that the server knows it: SCRAM-SHA-256 (RFC
+    /// 7677), bound to the TLS connection where that can be done.
     fn scram(&self, connection: &mut Connection, offered: &[String]) -> Result<(), Failure> {
         let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
         let (mechanism, binding) = self.binding(connection, offers(SCRAM_SHA_256_PLUS))?;
@@ -242,7 +245,8 @@ impl Login<'_> {
         self.expect_welcome(connection)
     }
 
-    /// Returns the mechanism and its channel binding on this connection. `is_offered`: whether the server offers channel binding.
+    /// Returns the mechanism and its channel binding on this connection. `is_offered`: whether the server offers
+    /// channel binding.
     fn binding(&self, connection: &Connection, is_offered: bool) -> Result<(&'static str, ChannelBinding), Failure> {
         let unbound = |binding| Ok((SCRAM_SHA_256, binding));
         let Server { binding, .. } = self.server;

@@ -1,7 +1,7 @@
 //! Recognizes tables that this version's statements do not fit: those of a later version, or of another program.
 //!
-//! An operation reads the version together with the lock. But if a later version has renamed a column, the statement that names it is
-//! rejected before that; and if it has renamed a table, that table must not be created again.
+//! An operation reads the version together with the lock. But if a later version has renamed a column, the statement
+//! that names it is rejected before that; and if it has renamed a table, that table must not be created again.
 
 use super::PostgresStore;
 use super::batch::{Batch, SNAPSHOT};
@@ -18,7 +18,8 @@ const COLUMNS: [(&str, &[(&str, &str)]); 3] = [
     ("waiters", &[("key", "S"), ("place", "N"), ("token", "S"), ("waiter", "U"), ("ends_ms", "N"), ("channel", "S")]),
 ];
 
-/// Fails if `version` is that of a later lockrun's tables, or not a number. Without a version the tables count as of this version.
+/// Fails if `version` is that of a later lockrun's tables, or not a number. Without a version the tables count as of
+/// this version.
 pub(super) fn check_version(version: Option<&str>, tables: &Tables) -> Result<(), Failure> {
     match version.map(str::parse::<i64>) {
         Some(Ok(version)) if version > VERSION => Err(Failure::lasting(format!(
@@ -33,7 +34,8 @@ pub(super) fn check_version(version: Option<&str>, tables: &Tables) -> Result<()
 impl ServerError {
     /// Returns whether the statement may not fit the table: the table or a column is missing or of another type.
     fn may_be_mismatch(&self) -> bool {
-        // Class 42 (syntax errors and missing objects) without insufficient_privilege; invalid_text_representation, not_null_violation.
+        // Class 42 (syntax errors and missing objects) without insufficient_privilege; invalid_text_representation,
+        // not_null_violation.
         self.code.starts_with("42") && !self.lacks_rights() || matches!(self.code.as_str(), "22P02" | "23502")
     }
 }
@@ -50,7 +52,8 @@ impl PostgresStore {
         }
     }
 
-    /// Checks that the tables that exist are of this version. Returns what is wrong with them, if anything. Changes nothing.
+    /// Checks that the tables that exist are of this version. Returns what is wrong with them, if anything. Changes
+    /// nothing.
     pub(super) fn mismatch(&mut self, deadline: Moment) -> Result<Option<Failure>, Failure> {
         let names = COLUMNS.map(|(table, _)| table).join(",");
         let rows = self.rows(

@@ -1,10 +1,11 @@
 //! Locks in the tables of a PostgreSQL database, as leases.
 //!
-//! The rules are in [`crate::lock::state`]; [`operation`] applies them in one short transaction. [`waiting`] explains how a waiter learns
-//! that it is its turn, [`schema`] what the tables hold.
+//! The rules are in [`crate::lock::state`]; [`operation`] applies them in one short transaction. [`waiting`] explains
+//! how a waiter learns that it is its turn, [`schema`] what the tables hold.
 //!
-//! Each operation may be repeated under the same token. If the connection is lost during one, its outcome is unknown; but the next
-//! operation waits for the row that the lost one has locked, until the server has committed it or rolled it back.
+//! Each operation may be repeated under the same token. If the connection is lost during one, its outcome is unknown;
+//! but the next operation waits for the row that the lost one has locked, until the server has committed it or rolled
+//! it back.
 
 mod batch;
 mod connection;
@@ -52,16 +53,16 @@ pub struct PostgresStore {
     tables: Tables,
     timeout: Duration,
     connection: Option<Connection>,
-    /// Whether a failed attempt at the current operation, or at the last one if that failed, may have been committed. All attempts to
-    /// acquire the lock for a claim are one operation.
+    /// Whether a failed attempt at the current operation, or at the last one if that failed, may have been committed.
+    /// All attempts to acquire the lock for a claim are one operation.
     may_be_done: bool,
     /// The state of our wait in the queue, if we have joined it.
     wait: Option<WaitState>,
 }
 
 impl PostgresStore {
-    /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails if TLS is impossible with these hosts or files,
-    /// and says why.
+    /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails if TLS is impossible
+    /// with these hosts or files, and says why.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
         let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
         Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, wait: None })
@@ -85,8 +86,8 @@ impl Records for PostgresStore {
         self.prolong_place(claim, deadline)
     }
 
-    /// Renews the lock of this `grant`, which answers a request sent at `sent_at`, if the answer came late: the lock may have been lost
-    /// meanwhile.
+    /// Renews the lock of this `grant`, which answers a request sent at `sent_at`, if the answer came late: the lock
+    /// may have been lost meanwhile.
     fn confirm_if_late(&mut self, claim: &Claim, grant: Grant, sent_at: Moment) -> Result<Acquired, RequestError> {
         let now = Moment::now();
         if now.since(sent_at) <= self.timeout {

@@ -1,8 +1,8 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first ([`super::reading`]) locks the row of the lock, and only then reads the clock: a time from before a wait for the row would be
-//! out of date. It also reads the record and the first waiters. The rules are applied here. The second ([`super::writing`]) writes what has
-//! changed, wakes waiters and commits.
+//! The first ([`super::reading`]) locks the row of the lock, and only then reads the clock: a time from before a wait
+//! for the row would be out of date. It also reads the record and the first waiters. The rules are applied here. The
+//! second ([`super::writing`]) writes what has changed, wakes waiters and commits.
 
 use std::thread;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, V
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
-/// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was prolonged just then,
-/// or the server rolled the transaction back.
+/// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was
+/// prolonged just then, or the server rolled the transaction back.
 const ATTEMPTS: u32 = 5;
 
-/// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not give up earlier. If
-/// very many clients log in at once, a server or a pooler answers the last of them late; giving up and logging in again would cost it more
-/// than the answer.
+/// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not
+/// give up earlier. If very many clients log in at once, a server or a pooler answers the last of them late; giving up
+/// and logging in again would cost it more than the answer.
 pub(super) const LOGIN_PATIENCE: u32 = 3;
 
 /// Whether waiters are notified. Without that they find out by themselves, but later.
@@ -46,17 +46,18 @@ pub(in crate::store) struct Attempt<'a> {
     pub(super) operation: Operation<'a>,
     /// Whether it creates the row of the lock if it is missing: the lock may never have been used.
     pub(super) creates: bool,
-    /// Whether it asks how many connections are unused: a new waiter does. Not after an attempt that found that the role lacks the right
-    /// to.
+    /// Whether it asks how many connections are unused: a new waiter does. Not after an attempt that found that the
+    /// role lacks the right to.
     pub(super) counts_connections: bool,
     /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
     pub(super) row_wait: Duration,
-    /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one waits for both, even
-    /// if nothing is left to write.
+    /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one
+    /// waits for both, even if nothing is left to write.
     pub(super) may_be_done: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
-    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its place meanwhile.
+    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its
+    /// place meanwhile.
     pub(super) hand_offs_max: usize,
     /// Until when it may take to connect.
     connect_by: Moment,
@@ -119,7 +120,8 @@ impl<'a> Attempt<'a> {
         if self.left == 0 { Err(failure) } else { Ok(()) }
     }
 
-    /// Prepares another attempt after a `failure` of the second trip, or fails with it if another attempt would not help.
+    /// Prepares another attempt after a `failure` of the second trip, or fails with it if another attempt would not
+    /// help.
     fn after_commit(&mut self, failure: Failure) -> Result<(), Failure> {
         match &failure {
             // A session that listens but reads no notifications must not keep others from their locks.
@@ -166,7 +168,8 @@ impl Transactions for PostgresStore {
         Ok((found.state(), found.view(attempt)))
     }
 
-    /// If the waiters that were read are too few for the rules, reads more. If another attempt may mend what has failed, reads again.
+    /// If the waiters that were read are too few for the rules, reads more. If another attempt may mend what has
+    /// failed, reads again.
     fn commit(
         &mut self,
         attempt: &mut Attempt<'_>,
@@ -201,9 +204,9 @@ impl Transactions for PostgresStore {
 }
 
 impl PostgresStore {
-    /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while it was idle, or an
-    /// administrator ends the session, opens a new one, once; if a host turns out to be a standby, which a pooler in front of it may
-    /// conceal, tries the others.
+    /// Locks the row of the lock and reads what the rules need. If the connection turns out to have been closed while
+    /// it was idle, or an administrator ends the session, opens a new one, once; if a host turns out to be a standby,
+    /// which a pooler in front of it may conceal, tries the others.
     fn read_trip(&mut self, attempt: &Attempt<'_>) -> Result<Snapshot, Failure> {
         let tables = self.tables.clone();
         let mut others = self.server.hosts.len() - 1;
@@ -231,8 +234,8 @@ impl PostgresStore {
         }
     }
 
-    /// Prepares another attempt after a `failure` of the first trip, which has changed nothing, or fails with it if another attempt would not
-    /// help.
+    /// Prepares another attempt after a `failure` of the first trip, which has changed nothing, or fails with it if
+    /// another attempt would not help.
     fn after_read(&mut self, failure: Failure, attempt: &mut Attempt<'_>) -> Result<(), Failure> {
         match &failure {
             Failure::Deleted(_) => attempt.creates = true,
@@ -254,8 +257,8 @@ impl PostgresStore {
         attempt.next(failure)
     }
 
-    /// Writes the result of the rules, and commits. If the one that asks then waits, returns how many waiters are ahead of it. Notes whether a
-    /// failure leaves the outcome unknown.
+    /// Writes the result of the rules, and commits. If the one that asks then waits, returns how many waiters are ahead
+    /// of it. Notes whether a failure leaves the outcome unknown.
     fn commit_trip(
         &mut self,
         attempt: &Attempt<'_>,
@@ -303,8 +306,8 @@ impl PostgresStore {
         }
     }
 
-    /// Returns the connection, as [`Self::connected`] does. If the server has none left at the moment, tries again until the `deadline`: one
-    /// may become free. A waiter tries again by itself, and hears signals meanwhile.
+    /// Returns the connection, as [`Self::connected`] does. If the server has none left at the moment, tries again
+    /// until the `deadline`: one may become free. A waiter tries again by itself, and hears signals meanwhile.
     pub(super) fn connected_in_time(&mut self, deadline: Moment) -> Result<&mut Connection, Failure> {
         let mut backoff = Backoff::new();
         while let Err(failure) = self.connected(deadline) {
@@ -330,7 +333,8 @@ impl PostgresStore {
                 connection
             }
             broken => {
-                // From now on, tries a host that is a standby last: if it does not report that at login, it would accept us again.
+                // From now on, tries a host that is a standby last: if it does not report that at login, it would
+                // accept us again.
                 if let Some(standby) = broken.filter(|connection| connection.is_known_standby) {
                     self.server.hosts[standby.host..].rotate_left(1);
                 }

@@ -16,8 +16,9 @@ use crate::text::escape::escaped_path;
 
 /// Returns the password for the server at `endpoint`. `None` if there is none, or if it is empty.
 ///
-/// Call this only when the server asks for a password: otherwise no password file should be read, let alone rejected. libpq skips a file
-/// that others can read, with a warning; here that is an error, because the run would otherwise fail later for want of a password.
+/// Call this only when the server asks for a password: otherwise no password file should be read, let alone rejected.
+/// libpq skips a file that others can read, with a warning; here that is an error, because the run would otherwise fail
+/// later for want of a password.
 pub(super) fn find(server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
     find_by(server, endpoint, &|name| env::var_os(name))
 }
@@ -73,8 +74,8 @@ pub(super) fn entry(contents: &[u8], server: &Server, endpoint: &Endpoint) -> Op
     })
 }
 
-/// Returns the names that a password file may use for the host, and the port. A socket goes by its directory and by `localhost`: libpq
-/// accepts the latter only for its default directory, which is not the same everywhere.
+/// Returns the names that a password file may use for the host, and the port. A socket goes by its directory and by
+/// `localhost`: libpq accepts the latter only for its default directory, which is not the same everywhere.
 fn names(endpoint: &Endpoint) -> (Vec<&[u8]>, String) {
     match endpoint {
         Endpoint::Tcp { host, port, .. } => (vec![host.as_bytes()], port.to_string()),
@@ -86,8 +87,8 @@ fn names(endpoint: &Endpoint) -> (Vec<&[u8]>, String) {
     }
 }
 
-/// Returns the rest of a line after its first field, if that is `*` or `wanted`. A character after a backslash is part of the field. As in
-/// libpq, so is a `:` where `wanted` has one, so that an IPv6 address can be written as it is.
+/// Returns the rest of a line after its first field, if that is `*` or `wanted`. A character after a backslash is part
+/// of the field. As in libpq, so is a `:` where `wanted` has one, so that an IPv6 address can be written as it is.
 fn after_field<'a>(line: &'a [u8], mut wanted: &[u8]) -> Option<&'a [u8]> {
     if let Some(rest) = line.strip_prefix(b"*:") {
         return Some(rest);

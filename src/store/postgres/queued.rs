@@ -8,8 +8,9 @@ use crate::lock::state::{LOOKERS, LockState, WaiterState};
 /// To how many waiters one operation hands the lock.
 pub(super) const HAND_OFFS_MAX: usize = 100;
 
-/// How many waiters an operation reads at first, and how many if those were not enough: so few that the connection takes them in even if
-/// lockrun is stopped just then. A server that waits until it can send the rest keeps the row locked.
+/// How many waiters an operation reads at first, and how many if those were not enough: so few that the connection
+/// takes them in even if lockrun is stopped just then. A server that waits until it can send the rest keeps the row
+/// locked.
 pub(super) const FIRST_WAITERS: usize = 2 * LOOKERS;
 pub(super) const MORE_WAITERS: usize = HAND_OFFS_MAX + LOOKERS;
 
@@ -46,7 +47,8 @@ impl Queued {
         })
     }
 
-    /// Returns the waiter as it is in the `state` after an operation, if it has kept its place. One that wants another mode has joined anew.
+    /// Returns the waiter as it is in the `state` after an operation, if it has kept its place. One that wants another
+    /// mode has joined anew.
     pub(super) fn waiter_in<'s>(&self, state: &'s LockState) -> Option<&'s WaiterState> {
         let is_it = |waiter: &&WaiterState| waiter.token == self.waiter.token && waiter.mode == self.waiter.mode;
         state.waiters.iter().find(is_it)

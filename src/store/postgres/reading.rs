@@ -15,12 +15,12 @@ use crate::sys::clock::Moment;
 /// The server's current time, as a table.
 pub(super) const NOW: &str = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) AS now";
 
-/// A waiter that finds fewer unused connections than this, and than a quarter of the limit, waits without one, so that there are some for
-/// those who hold the lock, and for the short visits of those that wait so.
+/// A waiter that finds fewer unused connections than this, and than a quarter of the limit, waits without one, so that
+/// there are some for those who hold the lock, and for the short visits of those that wait so.
 const CONNECTIONS_LEFT: u32 = 5;
 
-/// Returns the query for whether so few connections are unused, of those that the server, the database or the role allows. A server older
-/// than PostgreSQL 16 has no `reserved_connections`.
+/// Returns the query for whether so few connections are unused, of those that the server, the database or the role
+/// allows. A server older than PostgreSQL 16 has no `reserved_connections`.
 fn is_crowded() -> String {
     format!(
         "WITH used AS (SELECT datid, usesysid FROM pg_stat_get_activity(NULL) WHERE datid <> 0), limits AS (\
@@ -77,8 +77,9 @@ pub(super) struct Queue {
 }
 
 impl Snapshot {
-    /// Begins a transaction, locks the row, and reads. `visits`: whether the waiter that asks waits without a connection. From when it
-    /// begins, the server has the time that is now left until `carry_out_by`. Fails with [`Failure::ROW_DELETED`] if there is no row.
+    /// Begins a transaction, locks the row, and reads. `visits`: whether the waiter that asks waits without a
+    /// connection. From when it begins, the server has the time that is now left until `carry_out_by`. Fails with
+    /// [`Failure::ROW_DELETED`] if there is no row.
     pub(super) fn read(
         connection: &mut Connection,
         tables: &Tables,
@@ -90,7 +91,8 @@ impl Snapshot {
         let (operation, creates) = (attempt.operation, attempt.creates);
         let key = Some(operation.key().as_str());
         let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, attempt.row_wait);
-        // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked: it may take a while.
+        // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked:
+        // it may take a while.
         let asks_if_crowded = attempt.counts_connections;
         if asks_if_crowded {
             batch.add(&is_crowded(), &[]);
@@ -132,8 +134,8 @@ impl Snapshot {
         })
     }
 
-    /// Reads more waiters of the lock. First deletes those whose places have ended, as the rules do with those that were read: there may be
-    /// thousands.
+    /// Reads more waiters of the lock. First deletes those whose places have ended, as the rules do with those that
+    /// were read: there may be thousands.
     pub(super) fn read_more_waiters(
         &mut self,
         connection: &mut Connection,
@@ -165,8 +167,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether the rules have made the same `transition` as if all waiters had been read: enough of the first ones remain, or another
-    /// operation follows.
+    /// Returns whether the rules have made the same `transition` as if all waiters had been read: enough of the first
+    /// ones remain, or another operation follows.
     pub(super) fn suffices(&self, transition: &Transition) -> bool {
         let last = self.queue.rows.get(self.queue.first.saturating_sub(1)).map(|row| row.place);
         let first = self.rows_in_force().filter(|row| Some(row.place) <= last);
@@ -184,8 +186,8 @@ impl Snapshot {
 }
 
 impl Queue {
-    /// Adds the statements that read these `facts`, so many of the first waiters, and the one that asks; and that count the others, if that
-    /// matters.
+    /// Adds the statements that read these `facts`, so many of the first waiters, and the one that asks; and that count
+    /// the others, if that matters.
     fn ask(batch: &mut Batch, tables: &Tables, operation: Operation<'_>, facts: &str, limit: usize) {
         let waiters = &tables.waiters;
         let (key, asking) = (Some(operation.key().as_str()), operation.asking().map(Token::as_str));
@@ -251,8 +253,8 @@ pub(super) fn delete_ended(batch: &mut Batch, tables: &Tables, operation: Operat
     batch.add(&statement, &[Some(operation.key().as_str()), Some(&now_ms.to_string())]);
 }
 
-/// Reads the columns `state` and `key` of the row of a lock, which must be that of this key. Returns the record as it is stored, and the
-/// state in it.
+/// Reads the columns `state` and `key` of the row of a lock, which must be that of this key. Returns the record as it
+/// is stored, and the state in it.
 pub(super) fn read_record_of(key: &str, row: Row) -> Result<(String, LockState), Failure> {
     let [Some(record), Some(stored_key)] = <[_; 2]>::try_from(row).map_err(|_| INCOMPLETE)? else {
         return Err(INCOMPLETE);
@@ -338,7 +340,8 @@ mod tests {
         Snapshot { record, state, now_ms: NOW_MS, waits_by: WaitsBy::Listening, queue }
     }
 
-    /// Returns the answer, whom it concerns, the holders and the waiters after an operation that reads `limits` of the first waiters.
+    /// Returns the answer, whom it concerns, the holders and the waiters after an operation that reads `limits` of the
+    /// first waiters.
     fn outcome<T>(
         state: &LockState,
         rows: &[Queued],

@@ -7,10 +7,11 @@
 //!                               and the channel on which it listens
 //! ```
 //!
-//! What statements need to know of a waiter is in columns. The server never looks into the JSON: a database whose encoding is not UTF-8 may
-//! lack characters for what is in there.
+//! What statements need to know of a waiter is in columns. The server never looks into the JSON: a database whose
+//! encoding is not UTF-8 may lack characters for what is in there.
 //!
-//! The queue has rows of its own, so that an operation on a lock costs the same however many wait: it reads only the first few.
+//! The queue has rows of its own, so that an operation on a lock costs the same however many wait: it reads only the
+//! first few.
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
@@ -68,9 +69,10 @@ impl Tables {
         format!("INSERT INTO {version} SELECT {VERSION} WHERE NOT EXISTS (SELECT FROM {version})")
     }
 
-    /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in one transaction. Of many first users at once, one
-    /// creates them: the others wait for the first name that it has taken, and are refused when it has committed. No advisory lock is
-    /// needed, which every role of the database could take to keep us from creating them.
+    /// Returns a batch that creates the missing tables, and the schema if it `is_missing`, in one transaction. Of many
+    /// first users at once, one creates them: the others wait for the first name that it has taken, and are refused
+    /// when it has committed. No advisory lock is needed, which every role of the database could take to keep us from
+    /// creating them.
     pub(super) fn create(&self, is_missing: bool, deadline: Moment) -> Batch {
         let schema = is_missing.then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", self.schema));
         let mut batch = Batch::transaction(READ_WRITE, deadline);
@@ -81,12 +83,13 @@ impl Tables {
         batch
     }
 
-    /// Returns the script that the owner of the `database` runs, with psql or any other client, for a `role` that may not create tables.
-    /// `schema` is the schema's name without quotes. Running the script again does no harm.
+    /// Returns the script that the owner of the `database` runs, with psql or any other client, for a `role` that may
+    /// not create tables. `schema` is the schema's name without quotes. Running the script again does no harm.
     ///
-    /// Existing objects may be a trap: if another role has created the schema or a table, a trigger of that role would run with the rights
-    /// of the role that runs the script. So nothing is written to the tables before [`CHECK`] has inspected them. It does so when they
-    /// exist: from then on only their owners and the schema's owner can replace them.
+    /// Existing objects may be a trap: if another role has created the schema or a table, a trigger of that role would
+    /// run with the rights of the role that runs the script. So nothing is written to the tables before [`CHECK`] has
+    /// inspected them. It does so when they exist: from then on only their owners and the schema's owner can replace
+    /// them.
     pub(super) fn script(&self, schema: &str, database: &str, role: &str) -> String {
         let Tables { schema: quoted, version, locks, waiters } = self;
         let grantee = escape_identifier(role);
@@ -97,7 +100,8 @@ impl Tables {
             // Names mean the server's own functions and operators.
             "SET LOCAL search_path = pg_catalog, pg_temp".to_owned(),
             format!("SET LOCAL lockrun.schema = {}", escape_literal(schema).trim_start()),
-            // As in `create`, but without a row to print; and if the schema exists, its owner need not have the right to create one.
+            // As in `create`, but without a row to print; and if the schema exists, its owner need not have the right
+            // to create one.
             format!(
                 "DO $$\nBEGIN\n    \
                  IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = current_setting('lockrun.schema')) THEN\n        \
@@ -128,9 +132,9 @@ impl Tables {
     }
 }
 
-/// Rejects a schema or a table that belongs neither to the role that runs this nor to a superuser, and a table that is not an ordinary one
-/// or has a trigger or a rule: code of another role could run with the rights of the role that runs this. The owner of the database is not
-/// trusted either, since it need not be a superuser.
+/// Rejects a schema or a table that belongs neither to the role that runs this nor to a superuser, and a table that is
+/// not an ordinary one or has a trigger or a rule: code of another role could run with the rights of the role that runs
+/// this. The owner of the database is not trusted either, since it need not be a superuser.
 const CHECK: &str = "DO $$
 DECLARE
     place CONSTANT name := current_setting('lockrun.schema');

@@ -40,12 +40,12 @@ const TRANSIENT: [&str; 10] = [
     "57P05", // idle_session_timeout
 ];
 
-/// The classes whose errors pass by themselves or are ended by an administrator: connection exceptions, insufficient resources, system
-/// errors and internal errors.
+/// The classes whose errors pass by themselves or are ended by an administrator: connection exceptions, insufficient
+/// resources, system errors and internal errors.
 const TRANSIENT_CLASSES: [&str; 4] = ["08", "53", "58", "XX"];
 
-/// The SQLSTATEs of errors that do not pass, even if the server, or a pooler in front of it, ends a session with them: our login or the
-/// server's configuration has to change.
+/// The SQLSTATEs of errors that do not pass, even if the server, or a pooler in front of it, ends a session with them:
+/// our login or the server's configuration has to change.
 const LASTING: [&str; 4] = [
     "28000", // invalid_authorization_specification
     "28P01", // invalid_password
@@ -77,16 +77,16 @@ impl ServerError {
         rejection
     }
 
-    /// Returns the error of the statement that begins a transaction that writes. Only a standby rejects that: "cannot set transaction
-    /// read-write mode during recovery", in the server's language.
+    /// Returns the error of the statement that begins a transaction that writes. Only a standby rejects that: "cannot
+    /// set transaction read-write mode during recovery", in the server's language.
     pub(super) fn of_begin(self) -> Self {
         // feature_not_supported
         let is_of_standby = self.is_of_standby || self.code == "0A000";
         ServerError { is_of_standby, ..self }
     }
 
-    /// Returns the error as one that came after login. If it ended the session, the server had reasons of its own, which need not be
-    /// listed: another session may succeed.
+    /// Returns the error as one that came after login. If it ended the session, the server had reasons of its own,
+    /// which need not be listed: another session may succeed.
     pub(super) fn in_session(self) -> Self {
         ServerError { ends_session: self.is_fatal, ..self }
     }
@@ -108,10 +108,11 @@ impl ServerError {
         matches!(self.code.as_str(), "42P01" | "3F000")
     }
 
-    /// Returns whether the session that creates the tables has not yet noticed what others have just created: it takes a name for free, or
-    /// a schema for missing, that the tables of the server already contain.
+    /// Returns whether the session that creates the tables has not yet noticed what others have just created: it takes
+    /// a name for free, or a schema for missing, that the tables of the server already contain.
     pub(super) fn is_of_late_notice(&self) -> bool {
-        // duplicate_schema, duplicate_table, duplicate_object (the type of a table's rows), unique_violation (in the server's own catalogues)
+        // duplicate_schema, duplicate_table, duplicate_object (the type of a table's rows), unique_violation (in the
+        // server's own catalogues)
         self.lacks_tables() || matches!(self.code.as_str(), "42P06" | "42P07" | "42710" | "23505")
     }
 
@@ -137,8 +138,8 @@ impl ServerError {
         self.code == "26000" || self.code == "0A000" && !self.is_of_standby
     }
 
-    /// Returns whether the transaction is worth repeating at once: it was rolled back because of others, or because we took too long
-    /// between its round trips.
+    /// Returns whether the transaction is worth repeating at once: it was rolled back because of others, or because we
+    /// took too long between its round trips.
     pub(super) fn is_worth_repeating(&self) -> bool {
         matches!(self.code.as_str(), "25P03" | "25P04" | "40001" | "40P01")
     }
@@ -155,8 +156,8 @@ impl ServerError {
         self.code == "22012"
     }
 
-    /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed; perhaps even
-    /// before the login was complete. That says nothing about the request.
+    /// Returns whether an administrator ended the session, or the server did because one of its processes has crashed;
+    /// perhaps even before the login was complete. That says nothing about the request.
     pub(super) fn is_of_ended_session(&self) -> bool {
         // admin_shutdown, crash_shutdown
         self.is_fatal && matches!(self.code.as_str(), "57P01" | "57P02")
@@ -168,7 +169,8 @@ impl ServerError {
         matches!(self.code.as_str(), "55P03" | "57014")
     }
 
-    /// Returns whether all connections are in use that the server, the database or the role may have, or a pooler in front of it.
+    /// Returns whether all connections are in use that the server, the database or the role may have, or a pooler in
+    /// front of it.
     pub(super) fn is_of_used_up_connections(&self) -> bool {
         // too_many_connections; pgbouncer has the same code, protocol_violation, for all that it rejects.
         self.code == "53300" || self.code == "08P01" && self.message.starts_with("no more connections allowed")
@@ -200,7 +202,8 @@ impl ServerError {
         }
     }
 
-    /// Returns whether the connection has become useless: the server has closed it with this message, or is a standby now.
+    /// Returns whether the connection has become useless: the server has closed it with this message, or is a standby
+    /// now.
     pub(super) fn is_fatal(&self) -> bool {
         self.is_fatal || self.is_of_standby
     }
@@ -212,12 +215,13 @@ impl fmt::Display for ServerError {
     }
 }
 
-/// Returns whether a notice says that the wait for a standby to confirm a commit was cancelled. Other warnings that come with a commit do
-/// not matter here.
+/// Returns whether a notice says that the wait for a standby to confirm a commit was cancelled. Other warnings that
+/// come with a commit do not matter here.
 pub(super) fn is_of_unconfirmed_commit(fields: ErrorFields<'_>) -> bool {
     let mut fields = fields;
     while let Ok(Some(field)) = fields.next() {
-        // The server's function that waits. The notice's code is shared with other warnings, and its text is in the server's language.
+        // The server's function that waits. The notice's code is shared with other warnings, and its text is in the
+        // server's language.
         if field.type_() == b'R' {
             return field.value_bytes() == b"SyncRepWaitForLSN";
         }

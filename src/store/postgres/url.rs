@@ -1,8 +1,8 @@
 //! The URL of a PostgreSQL database, as libpq reads it where that makes sense for locks.
 //!
-//! The URL alone decides where locks live: it must name the database, and of libpq's variables only those count that say who we are,
-//! `PGUSER` here and those for the password. Unknown parameters are errors, even those that libpq knows: to ignore them silently would be
-//! worse.
+//! The URL alone decides where locks live: it must name the database, and of libpq's variables only those count that
+//! say who we are, `PGUSER` here and those for the password. Unknown parameters are errors, even those that libpq
+//! knows: to ignore them silently would be worse.
 
 mod encryption;
 mod hosts;
@@ -35,8 +35,8 @@ pub(in crate::store) const KIND: Kind = Kind {
 /// The longest name of a schema, in bytes: PostgreSQL truncates longer ones.
 const SCHEMA_MAX: usize = 63;
 
-/// Schemas that every database has, and that hold tables of other programs, which may have the names of lockrun's. Names that begin with
-/// `pg_` are PostgreSQL's own, too.
+/// Schemas that every database has, and that hold tables of other programs, which may have the names of lockrun's.
+/// Names that begin with `pg_` are PostgreSQL's own, too.
 const OTHERS_SCHEMAS: [&str; 2] = ["public", "information_schema"];
 
 /// A database, and how we log in to it.
@@ -72,7 +72,8 @@ impl Location for Server {
     }
 }
 
-/// Reads a URL that begins with one of the schemes. The user is that of the URL, else of `PGUSER`, else the one we run as.
+/// Reads a URL that begins with one of the schemes. The user is that of the URL, else of `PGUSER`, else the one we run
+/// as.
 pub(super) fn parse(text: &str) -> Result<Server, String> {
     let our_name = || match env::var_os("PGUSER").filter(|name| !name.is_empty()) {
         Some(name) => name.into_string().ok(),
@@ -128,7 +129,8 @@ fn parse_for(text: &str, our_name: impl FnOnce() -> Option<String>) -> Result<Se
     Ok(Server { hosts, user, password, database, schema, encryption, tls, binding, application_name })
 }
 
-/// Fails if the parameter asks for a server that takes no writes. The other values change nothing: a lock needs a server that takes writes.
+/// Fails if the parameter asks for a server that takes no writes. The other values change nothing: a lock needs a
+/// server that takes writes.
 fn check_writable(target: Option<&str>) -> Result<(), String> {
     match target {
         None | Some("any" | "read-write" | "primary") => Ok(()),

@@ -1,8 +1,8 @@
 //! Waiting in turn: how a waiter prolongs its place, and how it learns that it was handed the lock.
 //!
-//! A waiter that has a session of its own listens on a channel of its own. Every role of the database can send a notification, so one
-//! read of the record confirms it. Behind a pooler that gives each transaction another session, a waiter cannot listen: it reads the
-//! record once or twice a second. So does one that leaves its connection to others.
+//! A waiter that has a session of its own listens on a channel of its own. Every role of the database can send a
+//! notification, so one read of the record confirms it. Behind a pooler that gives each transaction another session, a
+//! waiter cannot listen: it reads the record once or twice a second. So does one that leaves its connection to others.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -56,7 +56,8 @@ impl WaitState {
         Some(Moment::now() + every)
     }
 
-    /// Learns from the record, which was read without asking. Returns whether to ask. One that listens is notified of that.
+    /// Learns from the record, which was read without asking. Returns whether to ask. One that listens is notified of
+    /// that.
     fn learn(&mut self, record: &LockState, claim: &Claim) -> bool {
         // Each hand-off takes at least one waiter out of the queue.
         self.place = self.place.saturating_sub(u64::from(record.fence != self.seen.fence));
@@ -66,11 +67,11 @@ impl WaitState {
 }
 
 impl PostgresStore {
-    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting, nor the holder. Returns the answer
-    /// that we wait; or `None` if we do not wait, or must look at the lock.
+    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting, nor the
+    /// holder. Returns the answer that we wait; or `None` if we do not wait, or must look at the lock.
     ///
-    /// The commit waits for the server's disk, as that of a renewal does: the lease of a lock that is handed to us ends with the place, so
-    /// a server that crashed must not go back to an earlier end.
+    /// The commit waits for the server's disk, as that of a renewal does: the lease of a lock that is handed to us ends
+    /// with the place, so a server that crashed must not go back to an earlier end.
     pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(by) = self.wait.as_ref().map(|wait| wait.by) else { return Ok(None) };
         // A new session does not listen yet.
@@ -177,8 +178,8 @@ impl PostgresStore {
         Ok(notifications.iter().any(|notification| notification.channel == connection.channel))
     }
 
-    /// Reads the record, without a transaction of several statements. Returns what to do if it says that we hold the lock, or that we have to
-    /// ask.
+    /// Reads the record, without a transaction of several statements. Returns what to do if it says that we hold the
+    /// lock, or that we have to ask.
     fn read_record(&mut self, claim: &Claim) -> Result<Option<Wakeup>, Failure> {
         let deadline = Moment::now() + self.timeout;
         let mut batch = Batch::default();
@@ -207,8 +208,8 @@ fn record(tables: &Tables) -> String {
     format!("SELECT state, key FROM {} WHERE key OPERATOR(pg_catalog.=) $1", tables.locks)
 }
 
-/// Returns the statements with which a waiter confirms that it was woken, and hands the lock on. Its session prepares them when it begins to
-/// listen: then parsing and planning them delays no hand-off.
+/// Returns the statements with which a waiter confirms that it was woken, and hands the lock on. Its session prepares
+/// them when it begins to listen: then parsing and planning them delays no hand-off.
 pub(super) fn statements_to_prepare(tables: &Tables) -> Vec<Preparable> {
     let outside = [(record(tables), 1), (SETTINGS.to_owned(), 3)];
     let within = [
@@ -222,8 +223,9 @@ pub(super) fn statements_to_prepare(tables: &Tables) -> Vec<Preparable> {
     outside.into_iter().chain(within).collect()
 }
 
-/// Returns whether an operation may succeed at once after this failure of a statement that a waiter has sent: it opens a new connection, and
-/// creates the tables, or tells what is wrong with them. An unexpected reply may be a message that came unasked.
+/// Returns whether an operation may succeed at once after this failure of a statement that a waiter has sent: it opens
+/// a new connection, and creates the tables, or tells what is wrong with them. An unexpected reply may be a message
+/// that came unasked.
 fn may_be_overcome(failure: &Failure) -> bool {
     match failure {
         Failure::Rejected(rejection) => {

@@ -1,7 +1,8 @@
 //! The second round trip of an operation: writes what has changed, wakes waiters, and commits.
 //!
-//! A waiter prolongs its place without the row of the lock, so it may do so after its row was read. The promise that it gets then must be
-//! kept: a row is deleted only as it was read. Otherwise a division by zero ends the transaction, and the operation is repeated.
+//! A waiter prolongs its place without the row of the lock, so it may do so after its row was read. The promise that it
+//! gets then must be kept: a row is deleted only as it was read. Otherwise a division by zero ends the transaction, and
+//! the operation is repeated.
 
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
@@ -48,8 +49,8 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// Fails unless the answers, none of which is an error, say that everything was written and committed, and that the server did not
-    /// cancel its wait for a standby: a failover could lose what was written.
+    /// Fails unless the answers, none of which is an error, say that everything was written and committed, and that the
+    /// server did not cancel its wait for a standby: a failover could lose what was written.
     pub(super) fn verify(self, answers: &[Answer]) -> Result<(), Failure> {
         // Outside the transaction the write would have been blind, over what another client may have written since.
         let is_written =
@@ -119,13 +120,14 @@ impl<'a> CommitTrip<'a> {
             trip.begins_listening = true;
             trip.batch.add(&format!("LISTEN {}", connection.channel), &[]);
         }
-        // That a place has ended is seen again if a crash of the server undoes it. What an earlier attempt has left may not have reached the
-        // disk or the standbys.
+        // That a place has ended is seen again if a crash of the server undoes it. What an earlier attempt has left may
+        // not have reached the disk or the standbys.
         trip.checks.commit_at = trip.batch.commit(trip.is_lasting || attempt.may_be_done);
         trip
     }
 
-    /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do not need it.
+    /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do
+    /// not need it.
     fn write_record(&mut self, state: &LockState) {
         let locks = &self.tables.locks;
         let key = Some(self.attempt.operation.key().as_str());
@@ -163,7 +165,8 @@ impl<'a> CommitTrip<'a> {
         if found.rows_in_force().count() < found.queue.rows.len() {
             delete_ended(&mut self.batch, self.tables, operation, found.now_ms);
         }
-        // Only a request for the lock writes the row of its waiter: a renewal or a release under a token that waits must not take its channel.
+        // Only a request for the lock writes the row of its waiter: a renewal or a release under a token that waits
+        // must not take its channel.
         let waiter = operation.waiter().map(|claim| &claim.token);
         let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
         for row in found.rows_in_force() {
@@ -235,13 +238,15 @@ impl<'a> CommitTrip<'a> {
 /// Notifies the channels $1.
 pub(super) const NOTIFY: &str = "SELECT pg_notify(channel, '') FROM unnest($1::text[]) AS it (channel)";
 
-/// Returns the statement that writes the record $4 of the lock $1, and deletes the rows of its waiters with the places $2 whose ends are $3.
+/// Returns the statement that writes the record $4 of the lock $1, and deletes the rows of its waiters with the places
+/// $2 whose ends are $3.
 pub(super) fn hand_off(tables: &Tables) -> String {
     let update = "SET state = $4::json WHERE key = $1 AND (SELECT one FROM are_as_read) = 1";
     format!("{} UPDATE {} {update}", delete_gone(tables), tables.locks)
 }
 
-/// Returns the beginning of a statement that deletes these rows. Its number `one` is a division by zero if one of them is not as it was read.
+/// Returns the beginning of a statement that deletes these rows. Its number `one` is a division by zero if one of them
+/// is not as it was read.
 fn delete_gone(tables: &Tables) -> String {
     format!(
         "WITH gone AS (DELETE FROM {} AS it USING unnest($2::bigint[], $3::bigint[]) AS was (place, ends_ms) \

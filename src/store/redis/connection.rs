@@ -1,8 +1,8 @@
 //! A connection to a Redis: requests with a deadline each.
 //!
-//! The redis crate writes the requests. The socket is ours, because the crate's own connection introduces itself in extra
-//! round trips and bounds single reads instead of whole requests. The parser is ours, too, because the crate's bounds neither
-//! the size of an answer nor, tightly enough, its depth.
+//! The redis crate writes the requests. The socket is ours, because the crate's own connection introduces itself in
+//! extra round trips and bounds single reads instead of whole requests. The parser is ours, too, because the crate's
+//! bounds neither the size of an answer nor, tightly enough, its depth.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -68,14 +68,15 @@ impl Connection {
         self.receive(command, deadline)
     }
 
-    /// Sends all `commands` in one flight, and waits for their answers. Fails if one of them gets no answer; a rejection is
-    /// an answer.
+    /// Sends all `commands` in one flight, and waits for their answers. Fails if one of them gets no answer; a
+    /// rejection is an answer.
     pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
         self.send(commands, deadline)?;
         self.receive_all(commands, deadline)
     }
 
-    /// Sends `commands` in one flight, preceded by our introduction if they are the first; does not wait for their answers.
+    /// Sends `commands` in one flight, preceded by our introduction if they are the first; does not wait for their
+    /// answers.
     pub(super) fn send(&mut self, commands: &[Cmd], deadline: Moment) -> Result<(), Failure> {
         let introduction = std::mem::take(&mut self.introduction);
         let mut flight = Vec::new();
@@ -103,8 +104,8 @@ impl Connection {
         Ok(replies)
     }
 
-    /// Waits for the answer to `command`, which was sent. If the server has rejected our introduction, fails for that reason,
-    /// whatever it answers to the command.
+    /// Waits for the answer to `command`, which was sent. If the server has rejected our introduction, fails for that
+    /// reason, whatever it answers to the command.
     pub(super) fn receive(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         self.stream.set_deadline(deadline);
         let mut rejection: Option<Failure> = None;
@@ -139,8 +140,8 @@ impl Connection {
     }
 }
 
-/// Returns why an answer could not be read after this `rejection`. A server that accepts no more clients says so once, and closes
-/// the connection.
+/// Returns why an answer could not be read after this `rejection`. A server that accepts no more clients says so once,
+/// and closes the connection.
 fn unread_after(rejection: Option<Failure>, unread: Failure) -> Failure {
     match rejection {
         None => unread,

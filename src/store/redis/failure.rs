@@ -11,9 +11,9 @@ use crate::store::RetryClass;
 use crate::store::failure::{self, Peer, Rejection};
 use crate::text::escape::escaped;
 
-/// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has lost
-/// its primary or too many replicas, cannot write to its disk, is full, or has too many clients; or a hash slot is moving or
-/// not served.
+/// The codes of transient errors: the server is loading its data, runs another client's script, is being demoted, has
+/// lost its primary or too many replicas, cannot write to its disk, is full, or has too many clients; or a hash slot is
+/// moving or not served.
 const TRANSIENT: [&str; 13] = [
     "LOADING",
     "BUSY",
@@ -36,12 +36,12 @@ const FULL: &str = "ERR max number of clients";
 /// The codes that say that a hash slot of a cluster is on another server, or on its way there.
 const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 
-/// The beginnings of errors by which a server rejects a client, and with it all that this connection has sent: it accepts no
-/// such client, or none at all, or the client has not logged in.
+/// The beginnings of errors by which a server rejects a client, and with it all that this connection has sent: it
+/// accepts no such client, or none at all, or the client has not logged in.
 const CLIENT_REJECTED: [&str; 4] = ["DENIED", FULL, "NOAUTH", "ERR Protocol error: unauthenticated "];
 
-/// The beginnings of errors by which a server rejects one request that it does not look at: the client lacks the right, or the
-/// server the command.
+/// The beginnings of errors by which a server rejects one request that it does not look at: the client lacks the right,
+/// or the server the command.
 const UNREAD: [&str; 2] = ["NOPERM", "ERR unknown command"];
 
 /// Why a request failed.
@@ -142,8 +142,8 @@ impl Failure {
         Failure::Rejected(ServerError { command, error: error.trim_end().to_owned(), may_have_run })
     }
 
-    /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way. Whether
-    /// the request may have run depends on its own `outcome`: an open server without AUTH runs it all the same.
+    /// Returns the failure of a request before which another one, such as our introduction, was rejected in this way.
+    /// Whether the request may have run depends on its own `outcome`: an open server without AUTH runs it all the same.
     pub(super) fn followed_by(self, outcome: Result<Value, Failure>) -> Self {
         let Failure::Rejected(rejection) = self else { return self };
         let may_have_run = match outcome {
@@ -188,7 +188,8 @@ impl Failure {
         }
     }
 
-    /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has changed.
+    /// Returns whether to ask another server, or the same one again at once: a slot is moving, or the primary has
+    /// changed.
     pub(super) fn is_of_a_move(&self) -> bool {
         match self {
             Failure::Demoted(_) => true,
@@ -202,8 +203,8 @@ impl Failure {
         matches!(self, Failure::Rejected(refused) if has_code(&refused.error, FULL))
     }
 
-    /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it found
-    /// there, or because the key's hash slot is moving.
+    /// Returns whether a script failed because of its key, so that it may succeed under another one: because of what it
+    /// found there, or because the key's hash slot is moving.
     pub(super) fn is_of_one_key(&self) -> bool {
         let Failure::Rejected(ServerError { error, .. }) = self else { return false };
         error.contains("WRONGTYPE") || error.contains(" user_script:") || is_of_a_slot(error)
@@ -291,8 +292,8 @@ fn after_rejection(command: &str, error: &str, role: Role) -> &'static str {
     }
 }
 
-/// Returns whether this error says that the server has not run the request, nor a part of it. A script that ran is named in the
-/// errors of its own commands.
+/// Returns whether this error says that the server has not run the request, nor a part of it. A script that ran is
+/// named in the errors of its own commands.
 fn is_unread(error: &str) -> bool {
     (begins_with_any(error, &CLIENT_REJECTED) || begins_with_any(error, &UNREAD)) && !error.contains("user_script")
 }
@@ -313,8 +314,8 @@ fn is_of_a_slot(error: &str) -> bool {
     SLOT_MOVING.iter().any(|code| has_code(error, code))
 }
 
-/// Returns whether the server rejected a request because no password came with it. It rejects a long request before it has
-/// read it, in different words.
+/// Returns whether the server rejected a request because no password came with it. It rejects a long request before it
+/// has read it, in different words.
 fn wants_password(error: &str) -> bool {
     has_code(error, "NOAUTH") || error.contains("Protocol error: unauthenticated ")
 }

@@ -1,5 +1,5 @@
-//! Reads the JSON that the scripts keep, field by field. Another program may have written it: a field that cannot be read
-//! counts as missing.
+//! Reads the JSON that the scripts keep, field by field. Another program may have written it: a field that cannot be
+//! read counts as missing.
 
 use serde_json::Value as Json;
 
@@ -72,7 +72,8 @@ fn holder(who: &Json) -> Option<Holder> {
     who.is_object().then(|| serde_json::from_value(who.clone()).ok()).flatten()
 }
 
-/// Reads a number that is not negative, or a string of its digits. Lua writes large numbers as 1e+15, which is not exact.
+/// Reads a number that is not negative, or a string of its digits. Lua writes large numbers as 1e+15, which is not
+/// exact.
 fn number(value: &Json) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,

@@ -2,8 +2,8 @@
 
 use crate::lock::key::Key;
 
-/// Returns what all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is the whole
-/// KEY and no two locks share a key.
+/// Returns what all keys of a lock begin with. Braces and percent signs in KEY are escaped, so that the hash tag is the
+/// whole KEY and no two locks share a key.
 pub(super) fn base(prefix: &str, key: &Key) -> String {
     let escaped = key.as_str().replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
     format!("{prefix}:{{{escaped}}}:")

@@ -30,9 +30,9 @@ impl RedisStore {
         Ok(listing)
     }
 
-    /// Returns what `look` finds on the primary, or on each primary of a cluster. A primary that cannot be read does not hide
-    /// the others. Where another server can become the primary, a majority must confirm this one before and after the look; a
-    /// primary that no majority confirms is still read if it `may_be_doubted`.
+    /// Returns what `look` finds on the primary, or on each primary of a cluster. A primary that cannot be read does
+    /// not hide the others. Where another server can become the primary, a majority must confirm this one before and
+    /// after the look; a primary that no majority confirms is still read if it `may_be_doubted`.
     fn at_each_primary<T>(
         &mut self,
         may_be_doubted: bool,
@@ -114,8 +114,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a `script`, which is safe to run twice, for each of the `keys`, and returns what `read` makes of the replies. A key
-    /// whose script fails because of what it finds there is unreadable.
+    /// Runs a `script`, which is safe to run twice, for each of the `keys`, and returns what `read` makes of the
+    /// replies. A key whose script fails because of what it finds there is unreadable.
     fn ask_each<T>(
         &mut self,
         keys: &[Key],
@@ -144,8 +144,8 @@ impl RedisStore {
         Ok(listing)
     }
 
-    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first. Fails where the
-    /// next script would fail, too.
+    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first. Fails
+    /// where the next script would fail, too.
     fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
         let scripts: Vec<Cmd> = scripts.iter().map(|script| self.in_known_term(script)).collect();
         let flight = match self.connection.take() {

@@ -1,8 +1,9 @@
 //! Locks in one Redis or Valkey, as leases.
 //!
-//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` lists them. Every change is
-//! one Lua script, atomic on the server, and uses the server's time. All keys but the fence, the last run, the sequence and
-//! the failover key expire after the last lease and the last place, so that a crash leaves nothing else behind.
+//! All keys of a lock lie under `PREFIX:{KEY}:` and so in one slot of a cluster; `prelude.lua` lists them. Every change
+//! is one Lua script, atomic on the server, and uses the server's time. All keys but the fence, the last run, the
+//! sequence and the failover key expire after the last lease and the last place, so that a crash leaves nothing else
+//! behind.
 
 mod connection;
 mod diagnose;
@@ -152,7 +153,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its way.
+    /// Runs a script that may acquire something for a claim, and remembers whether a copy of it may still be on its
+    /// way.
     fn request(&mut self, script: &Cmd) -> Result<Value, Failure> {
         self.has_resent = false;
         let reply = match self.when_full {
@@ -268,15 +270,15 @@ impl Store for RedisStore {
         reply::read_release(&reply).map_err(|failure| failure.explain(&self.server))
     }
 
-    /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request under
-    /// that may acquire the lock, but so may the user's next one.
+    /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request
+    /// under that may acquire the lock, but so may the user's next one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be in the store.
         let matters = self.is_in_store || in_flight;
         let voids_late_requests = in_flight && claim.request.is_none();
-        // Send the text: the request may be on its way for long, and nobody would be there to send the text if the server did
-        // not know the hash.
+        // Send the text: the request may be on its way for long, and nobody would be there to send the text if the
+        // server did not know the hash.
         self.contact = self.contact.min(ScriptCache::Answered);
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
@@ -299,7 +301,8 @@ impl Store for RedisStore {
         })
     }
 
-    /// Has the script name the holders first: a request that is carried out late, or twice, must not hit the next holder.
+    /// Has the script name the holders first: a request that is carried out late, or twice, must not hit the next
+    /// holder.
     fn revoke(&mut self, key: &Key, fence: Option<u64>, by: &Holder, now: bool) -> Result<Revoked, StoreError> {
         self.while_listing(|store| store.revoke_named(key, fence, by, now))
     }

@@ -57,8 +57,8 @@ pub(super) struct RevocationTargets {
 }
 
 impl RevocationTargets {
-    /// Returns the outcome of a revocation that was sent twice, from the reply to the second request: the first one may have
-    /// taken the lock from these holders.
+    /// Returns the outcome of a revocation that was sent twice, from the reply to the second request: the first one may
+    /// have taken the lock from these holders.
     pub(super) fn merged_with(self, revoked: Revoked) -> Revoked {
         let RevocationTargets { from, may_run_unaware, .. } = self;
         match revoked {

@@ -1,4 +1,5 @@
-//! Runs scripts: on the server, or on the current primary, and again while a server is away or cannot do what it is asked.
+//! Runs scripts: on the server, or on the current primary, and again while a server is away or cannot do what it is
+//! asked.
 
 use std::thread;
 use std::time::Duration;
@@ -28,9 +29,9 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed while it
-    /// was idle. If another server has become the primary, asks that one. A failure also says whether a server may have run the
-    /// script. A waiter asks a full server again by itself, and hears signals meanwhile.
+    /// Runs a script that is safe to run twice, and returns its reply. Reopens, once, a connection that was closed
+    /// while it was idle. If another server has become the primary, asks that one. A failure also says whether a server
+    /// may have run the script. A waiter asks a full server again by itself, and hears signals meanwhile.
     pub(super) fn run_unless_full(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
         let mut backoff = Backoff::new();
@@ -55,8 +56,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script on the server that a majority calls the primary, when asked after this call began: a reply from a server
-    /// that may have been replaced meanwhile does not count.
+    /// Runs a script on the server that a majority calls the primary, when asked after this call began: a reply from a
+    /// server that may have been replaced meanwhile does not count.
     fn run_at_primary(&mut self, script: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let slot = key_of(script).map_or(0, |key| slot_of(&key));
         let known = self.primary.take().filter(|(of, _)| self.connection.is_some() && *of == slot);

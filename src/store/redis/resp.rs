@@ -1,9 +1,9 @@
 //! A parser of Redis's protocol (RESP2), within bounds.
 //!
-//! Answers are read on several threads, one of which has a small stack (renewal), and may come from a server that is not a
-//! Redis. So the depth of an answer, the length of a line and the memory of an answer are bounded, and no memory is reserved
-//! for a length that was only announced. An answer that is deeper or longer than any that lockrun asks for, or not RESP2, is
-//! rejected; the connection is then out of step.
+//! Answers are read on several threads, one of which has a small stack (renewal), and may come from a server that is
+//! not a Redis. So the depth of an answer, the length of a line and the memory of an answer are bounded, and no memory
+//! is reserved for a length that was only announced. An answer that is deeper or longer than any that lockrun asks for,
+//! or not RESP2, is rejected; the connection is then out of step.
 
 use std::io::{self, Read};
 
@@ -41,15 +41,15 @@ pub(super) enum Unread {
     TooLong,
 }
 
-/// Reads answers from a stream, one after the other, and keeps what follows an answer for the next. It is out of step after a
-/// failure.
+/// Reads answers from a stream, one after the other, and keeps what follows an answer for the next. It is out of step
+/// after a failure.
 #[derive(Default)]
 pub(super) struct Answers {
     /// What was read from the stream, and how much of it has been used.
     buffer: Vec<u8>,
     done: usize,
-    /// How many bytes the present answer may take, and how many it has taken: those that were sent, and what its values need
-    /// beside them.
+    /// How many bytes the present answer may take, and how many it has taken: those that were sent, and what its values
+    /// need beside them.
     most: usize,
     spent: usize,
 }

@@ -12,9 +12,9 @@ use crate::store::redis::url::Server;
 /// Stands for the scratch key in a harmless call.
 const KEY: &str = "KEY";
 
-/// Each command that lockrun or one of its scripts uses, with the arguments of a harmless call. In this order, the calls
-/// leave nothing behind. Of the commands that introduce us, AUTH is allowed to everybody, and SELECT is needed only where the
-/// URL names a database.
+/// Each command that lockrun or one of its scripts uses, with the arguments of a harmless call. In this order, the
+/// calls leave nothing behind. Of the commands that introduce us, AUTH is allowed to everybody, and SELECT is needed
+/// only where the URL names a database.
 const COMMANDS: [(&str, &[&str]); 27] = [
     ("time", &[]),
     ("eval", &["return 1", "1", KEY]),
@@ -129,8 +129,8 @@ fn is_optional(name: &str) -> bool {
     OPTIONAL.iter().any(|(optional, _)| *optional == name)
 }
 
-/// Judges missing commands: those that locks need together, each optional one by itself. `describe` returns the text and the
-/// advice for these names, given what they are needed for.
+/// Judges missing commands: those that locks need together, each optional one by itself. `describe` returns the text
+/// and the advice for these names, given what they are needed for.
 fn each_need(missing: &[String], describe: impl Fn(&[&str], &str) -> (String, String)) -> Vec<Diagnostic> {
     let mut diagnostics = Vec::new();
     let needed: Vec<&str> = missing.iter().map(String::as_str).filter(|name| !is_optional(name)).collect();

@@ -1,7 +1,7 @@
 //! The scripts, and how a server is asked to run one: by its text, or by its hash if the server knows the text already.
 //!
-//! The text is long, and a server remembers the hash of each text that it is sent. A run that waits has found earlier runs
-//! there, so the server most likely knows the scripts. A server that does not says so, and is then sent the text.
+//! The text is long, and a server remembers the hash of each text that it is sent. A run that waits has found earlier
+//! runs there, so the server most likely knows the scripts. A server that does not says so, and is then sent the text.
 
 use std::sync::LazyLock;
 
@@ -87,8 +87,8 @@ pub(super) fn compute_hashes(with_failover: bool) {
     }
 }
 
-/// Returns the same command with the text of its script, if it has the hash and the server rejected it for that: it does not
-/// know the script, does not let us run one by hash, or has no such command.
+/// Returns the same command with the text of its script, if it has the hash and the server rejected it for that: it
+/// does not know the script, does not let us run one by hash, or has no such command.
 pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     let is_for_that =
         matches!(error.split(' ').next(), Some("NOSCRIPT" | "NOPERM")) || error.contains("unknown command");
@@ -109,8 +109,8 @@ pub(super) fn in_full(command: &Cmd, error: &str) -> Option<Cmd> {
     Some(full)
 }
 
-/// Returns the script without comments, indentation and unnecessary blanks, and with the short names: what is sent first must
-/// fit into a connection's first flight, or it costs another round trip.
+/// Returns the script without comments, indentation and unnecessary blanks, and with the short names: what is sent
+/// first must fit into a connection's first flight, or it costs another round trip.
 fn compact(parts: &[&str]) -> String {
     let mut compact = String::with_capacity(parts.iter().map(|part| part.len()).sum());
     for line in parts
@@ -131,8 +131,8 @@ fn compact(parts: &[&str]) -> String {
     compact
 }
 
-/// Returns a part of a line without the blanks that Lua does not need; it needs those between two words. The scripts nowhere
-/// have two minus signs with a blank between them, or a number before two dots, whose meaning would change.
+/// Returns a part of a line without the blanks that Lua does not need; it needs those between two words. The scripts
+/// nowhere have two minus signs with a blank between them, or a number before two dots, whose meaning would change.
 fn without_blanks(part: &str) -> String {
     let is_word = |character: Option<char>| character.is_some_and(|it| it.is_ascii_alphanumeric() || it == '_');
     let mut kept = String::with_capacity(part.len());
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_script_fits_into_the_first_flight() {
-        // Ten segments of 1,400 bytes, enough for any path; with an ordinary key and command, some 550 bytes come with the
-        // script.
+        // Ten segments of 1,400 bytes, enough for any path; with an ordinary key and command, some 550 bytes come with
+        // the script.
         for script in ALL {
             let length = script.alone.text.len();
             assert!(length <= 10 * 1400 - 800, "{length} bytes");

@@ -219,7 +219,8 @@ fn read_database(number: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a password.
+/// Reads for how long nothing is granted after a start of the server. Does not repeat an invalid text, which may be a
+/// password.
 fn read_grace(text: Option<&str>, role: Role) -> Result<u64, String> {
     let Some(text) = text else { return Ok(0) };
     refuse_if(

@@ -1,11 +1,14 @@
-//! What the guardian reports to lockrun. Nothing is lost and the guardian never waits, however long lockrun does not run: a debugger may
-//! hold it.
+//! What the guardian reports to lockrun. Nothing is lost and the guardian never waits, however long lockrun does not
+//! run: a debugger may hold it.
 //!
-//! * Most reports are messages in a pipe. Each message is sent at most once in a run, and the pipe has room for all of them.
-//! * Of what may change any number of times only the latest counts, and the kernel keeps that one value: COMMAND's job state is the
-//!   value of the bell, an eventfd; the deadline of the lease is a timer that both processes have open (see [`super::watchdog`]).
+//! * Most reports are messages in a pipe. Each message is sent at most once in a run, and the pipe has room for all of
+//!   them.
+//! * Of what may change any number of times only the latest counts, and the kernel keeps that one value: COMMAND's job
+//!   state is the value of the bell, an eventfd; the deadline of the lease is a timer that both processes have open
+//!   (see [`super::watchdog`]).
 //!
-//! An end of the pipe is closed when its process ends, however that happens: so lockrun and the guardian learn of each other's death.
+//! An end of the pipe is closed when its process ends, however that happens: so lockrun and the guardian learn of each
+//! other's death.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -54,8 +57,8 @@ pub enum GuardianMessage {
 /// The guardian's end.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
-    /// The messages, as JSON. lockrun does not wait for the pipe to become readable, so sending does not wake it while waiters wait for the
-    /// guardian.
+    /// The messages, as JSON. lockrun does not wait for the pipe to become readable, so sending does not wake it while
+    /// waiters wait for the guardian.
     messages: Arc<OwnedFd>,
     bell: Arc<EventFd>,
 }
@@ -92,8 +95,8 @@ impl Sender {
     /// Sends lockrun a message, which it reads when it next wakes.
     pub(super) fn send(&self, message: GuardianMessage) {
         let message = serde_json::to_vec(&message).unwrap_or_default();
-        // So few bytes are written whole or not at all; and not at all only if lockrun is dead, which the guardian notices. (The kernel then
-        // also sends PIPE, which is blocked or ignored.)
+        // So few bytes are written whole or not at all; and not at all only if lockrun is dead, which the guardian
+        // notices. (The kernel then also sends PIPE, which is blocked or ignored.)
         let _ = write(&*self.messages, &message);
     }
 
@@ -110,7 +113,8 @@ impl Sender {
 
     /// Replaces the value of the bell, but not an unread job state by none. Must be called by one thread only.
     fn ring(&self, job_state: Option<JobState>) {
-        // Reading sets the value to 0. Whether lockrun or this reads it first, the new value follows. Neither call can fail in another way.
+        // Reading sets the value to 0. Whether lockrun or this reads it first, the new value follows. Neither call can
+        // fail in another way.
         let unread = self.bell.read().unwrap_or(0);
         let _ = self.bell.write(match job_state {
             None => unread.max(bell::MESSAGES),
@@ -134,7 +138,8 @@ impl AsFd for Sender {
 }
 
 impl Receiver {
-    /// Returns COMMAND's job state, if it has changed since the last call. Until the bell rings again, it is not readable. Never waits.
+    /// Returns COMMAND's job state, if it has changed since the last call. Until the bell rings again, it is not
+    /// readable. Never waits.
     pub(super) fn job_state(&self) -> Option<JobState> {
         match self.bell.read().ok()? {
             bell::RUNNING => Some(JobState::Running),

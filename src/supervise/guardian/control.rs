@@ -1,4 +1,5 @@
-//! What the renewer reports to the guardian's main thread. Only the latest report counts, so none is lost however late it is read.
+//! What the renewer reports to the guardian's main thread. Only the latest report counts, so none is lost however late
+//! it is read.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,8 +52,8 @@ impl Control {
         self.report(Report::Lost);
     }
 
-    /// Returns whether the lease must not be renewed because lockrun is stopped. Always `false` while COMMAND is being ended: processes
-    /// that are still there may be stuck, and keep the lease.
+    /// Returns whether the lease must not be renewed because lockrun is stopped. Always `false` while COMMAND is being
+    /// ended: processes that are still there may be stuck, and keep the lease.
     pub fn is_stopped(&self) -> bool {
         !self.0.is_ending_command.load(Ordering::Relaxed) && self.0.lockrun.is_stopped()
     }

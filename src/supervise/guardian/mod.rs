@@ -60,18 +60,20 @@ struct Lockrun {
     state: LockrunState,
 }
 
-/// Shows whether lockrun is stopped: its stat file in /proc, kept open so that reading it takes little time while waiters wait.
+/// Shows whether lockrun is stopped: its stat file in /proc, kept open so that reading it takes little time while
+/// waiters wait.
 #[derive(Clone, Default)]
 struct LockrunState(Option<Arc<File>>);
 
 impl Guardian {
     /// Makes this process, which lockrun (process id `pid`) has just forked, the guardian.
     fn new(sender: Sender, wake: WakePipe, takeover: Arc<Alarm>, pid: pid_t, has_terminal: bool) -> Self {
-        // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills both.
+        // A name and a command line of its own, so that neither `killall -9 lockrun` nor `pkill -9 -f lockrun` kills
+        // both.
         let _ = prctl::set_name(c"guardian");
         entry::set_command_line(&format!("guardian of {pid}"));
-        // The guardian ends with lockrun, whose death closes the pipe. A stopped guardian notices, too: the kernel continues it then. (Not
-        // one that stops itself at that very moment.)
+        // The guardian ends with lockrun, whose death closes the pipe. A stopped guardian notices, too: the kernel
+        // continues it then. (Not one that stops itself at that very moment.)
         let _ = prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
         rehearsal::call_what_a_guardian_calls();
         let state = LockrunState(File::open(format!("/proc/{pid}/task/{pid}/stat")).ok().map(Arc::new));
@@ -107,7 +109,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Obtains everything for `launch` before the lock is granted. Fails if the system has no descriptor or no timer left.
+    /// Obtains everything for `launch` before the lock is granted. Fails if the system has no descriptor or no timer
+    /// left.
     pub(super) fn new(guardian: &Guardian, launch: &Launch) -> Result<Self, Failure> {
         let (wake, takeover) = (Arc::clone(&guardian.wake), Arc::clone(&guardian.takeover));
         let watchdog = Watchdog::prepare(wake, takeover, launch.ends_with_lease);
@@ -169,8 +172,8 @@ impl Guard {
         self.control.clone()
     }
 
-    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as ended. If it has
-    /// to wait for processes that cannot be killed, calls `report_stuck` once with their ids.
+    /// Waits for COMMAND, for reports of the renewer, for signals and for lockrun's death, until COMMAND counts as
+    /// ended. If it has to wait for processes that cannot be killed, calls `report_stuck` once with their ids.
     pub(super) fn watch(
         &mut self,
         supervisor: &mut Supervisor,
@@ -183,8 +186,9 @@ impl Guard {
         let mut missed = supervisor.missed();
         let mut awaits_descendants = false;
         let finished = loop {
-            // Signals that lockrun relays, and those that COMMAND sends to its parent, which it takes for lockrun. The terminal's own
-            // signals, which reach this process only until COMMAND has started, are forwarded only if COMMAND has missed them.
+            // Signals that lockrun relays, and those that COMMAND sends to its parent, which it takes for lockrun. The
+            // terminal's own signals, which reach this process only until COMMAND has started, are forwarded only if
+            // COMMAND has missed them.
             while let Some(caught) = signals.next() {
                 if missed.take(caught.signal) || caught.sent {
                     supervisor.forward(caught.signal);
@@ -230,20 +234,22 @@ impl Guard {
                 poll(&mut [readable(signals), alarm, renewer, readable(&self.lockrun)], PollTimeout::NONE)
             };
         };
-        // Before the timers are disarmed: if this process stands still here, it is killed in time, and lockrun knows how COMMAND ended.
+        // Before the timers are disarmed: if this process stands still here, it is killed in time, and lockrun knows
+        // how COMMAND ended.
         self.lockrun.sender.send(GuardianMessage::Finished(finished));
         self.watchdog = None;
         finished
     }
 }
 
-/// Leaves lockrun's process group, out of reach of the terminal's signals and of `kill %1`. Must be called after COMMAND has inherited
-/// the group.
+/// Leaves lockrun's process group, out of reach of the terminal's signals and of `kill %1`. Must be called after
+/// COMMAND has inherited the group.
 ///
-/// On a terminal this process leaves the session, too. COMMAND shares lockrun's group there, and the kernel calls a group orphaned unless
-/// the parent of a member is in another group of the same session. Usually that parent is a shell, which can continue the group. If the
-/// guardian passed for one, Ctrl-Z would stop a COMMAND that nothing continues, and a suspended COMMAND would outlive its shell. Without
-/// a terminal COMMAND leads a group of its own, which must not be orphaned: TSTP would not stop it.
+/// On a terminal this process leaves the session, too. COMMAND shares lockrun's group there, and the kernel calls a
+/// group orphaned unless the parent of a member is in another group of the same session. Usually that parent is a
+/// shell, which can continue the group. If the guardian passed for one, Ctrl-Z would stop a COMMAND that nothing
+/// continues, and a suspended COMMAND would outlive its shell. Without a terminal COMMAND leads a group of its own,
+/// which must not be orphaned: TSTP would not stop it.
 fn leave_group(has_terminal: bool) {
     // SAFETY: plain system calls on ourselves. They cannot fail, because this process leads no group.
     unsafe { if has_terminal { libc::setsid() } else { libc::setpgid(0, 0) } };
@@ -270,8 +276,8 @@ impl AsFd for Lockrun {
 }
 
 impl LockrunState {
-    /// Returns whether lockrun is stopped. Without /proc, assumes that it is not. A lockrun that a debugger holds is not: its guardian does its
-    /// work as ever, and lockrun learns of it when it runs again.
+    /// Returns whether lockrun is stopped. Without /proc, assumes that it is not. A lockrun that a debugger holds is
+    /// not: its guardian does its work as ever, and lockrun learns of it when it runs again.
     fn is_stopped(&self) -> bool {
         let mut line = [0; 512];
         let read = self.0.as_ref().and_then(|stat| stat.read_at(&mut line, 0).ok()).unwrap_or(0);

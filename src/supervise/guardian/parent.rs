@@ -4,13 +4,15 @@
 //! lockrun (signals, exit status) ── backchannel ── guardian (lock, lease, renewer's thread) ── COMMAND ── …
 //! ```
 //!
-//! The guardian, a child process, does the work from the first request for the lock to its release, so that a hand-off involves no
-//! other process. It is COMMAND's parent and a child subreaper, so all processes that COMMAND starts stay its descendants. When lockrun
-//! dies, the guardian kills COMMAND at once. While lockrun is stopped, the guardian does not renew the lease, and ends COMMAND in time.
+//! The guardian, a child process, does the work from the first request for the lock to its release, so that a hand-off
+//! involves no other process. It is COMMAND's parent and a child subreaper, so all processes that COMMAND starts stay
+//! its descendants. When lockrun dies, the guardian kills COMMAND at once. While lockrun is stopped, the guardian does
+//! not renew the lease, and ends COMMAND in time.
 //!
-//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND started become
-//! children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs, lockrun kills it before the lease
-//! ends. If lockrun is stopped as well, a timer kills the guardian, and the kernel continues lockrun: see [`super::watchdog`].
+//! If the guardian itself is killed, the kernel kills COMMAND (its parent-death signal), and the processes that COMMAND
+//! started become children of lockrun, which is a subreaper too and kills them. If the guardian is stopped or hangs,
+//! lockrun kills it before the lease ends. If lockrun is stopped as well, a timer kills the guardian, and the kernel
+//! continues lockrun: see [`super::watchdog`].
 
 #![allow(unsafe_code)]
 
@@ -85,7 +87,8 @@ pub enum GuardianEnd {
         /// Whether a filter of system calls killed it.
         by_filter: bool,
     },
-    /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except stuck ones.
+    /// It was killed, perhaps by lockrun, while COMMAND may have been running. COMMAND's processes are dead now, except
+    /// stuck ones.
     TakenOver(Finished, Milestones),
     /// It was killed after it reported how COMMAND ended, and perhaps before it released the lock.
     Unreleased(Finished, Milestones),
@@ -143,8 +146,8 @@ impl Parent {
             if continues && self.guardian.is_stopped() {
                 self.guardian.signal(libc::SIGCONT);
             }
-            // Read before the messages, so that these are complete if the guardian has ended or is late. The pipe alone does not show every
-            // end: a child that was stopped before it executed COMMAND keeps it open.
+            // Read before the messages, so that these are complete if the guardian has ended or is late. The pipe alone
+            // does not show every end: a child that was stopped before it executed COMMAND keeps it open.
             let ended = self.guardian.has_ended() || self.receiver.is_closed();
             let is_late = self.takeover.has_rung();
             if let Some(job_state) = self.receiver.job_state() {
@@ -199,15 +202,17 @@ impl Parent {
         }
     }
 
-    /// Returns whether a guardian that is stopped is to be continued, to handle a fatal signal that was relayed to it at this time. (One
-    /// that runs would pass the CONT on to COMMAND.) If there is a time for taking over from it, lockrun waits for that instead.
+    /// Returns whether a guardian that is stopped is to be continued, to handle a fatal signal that was relayed to it
+    /// at this time. (One that runs would pass the CONT on to COMMAND.) If there is a time for taking over from it,
+    /// lockrun waits for that instead.
     fn continues_guardian(&self, relayed_at: Option<Moment>) -> bool {
         let is_recent = relayed_at.is_some_and(|at| Moment::now().since(at) < STOPPING_MAX);
         is_recent && !self.takeover.is_set()
     }
 
-    /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits what others leave
-    /// behind there. If the guardian has ended, COMMAND's processes are among the children, and are left to [`Parent::take_over`].
+    /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits
+    /// what others leave behind there. If the guardian has ended, COMMAND's processes are among the children, and are
+    /// left to [`Parent::take_over`].
     fn reap_others(&self) {
         while let Some(pid) = children::ended_one()
             && !self.guardian.has_ended()
@@ -216,7 +221,8 @@ impl Parent {
         }
     }
 
-    /// Returns whether COMMAND is stopped at this moment. (It may have been continued since the guardian's last report.)
+    /// Returns whether COMMAND is stopped at this moment. (It may have been continued since the guardian's last
+    /// report.)
     fn command_is_stopped(&self) -> bool {
         let Stage::Running(command) = self.state.stage() else { return false };
         process::read(command).is_some_and(Process::is_stopped)
@@ -227,8 +233,8 @@ impl Parent {
         let now = Moment::now();
         let is_late = self.takeover.has_rung();
         self.guardian.signal(libc::SIGKILL);
-        // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of the guardian's
-        // threads has got a processor to end on, which on a busy machine may take longer than the lease.
+        // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of
+        // the guardian's threads has got a processor to end on, which on a busy machine may take longer than the lease.
         let guardian = self.guardian.0;
         std::mem::forget(self.guardian);
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
@@ -239,7 +245,8 @@ impl Parent {
         };
         let tree = Tree::adopt(guardian, command, ended, !self.has_terminal, self.inherited, self.access);
         let mut supervisor = Supervisor::ending(tree, now);
-        // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the lock.
+        // Does not wait for processes that it cannot kill: the lease is not renewed, so waiting would not keep the
+        // lock.
         let finished = watch(&mut supervisor, false, signals, &|_| (), None)?;
         Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.state.milestones()))
     }

@@ -2,24 +2,27 @@
 //!
 //! A stopped process cannot act, but the kernel can act on it:
 //!
-//! * A POSIX timer on the boot clock sends KILL to the guardian, shortly after the moment at which the guardian should kill COMMAND. The
-//!   guardian's main thread postpones the timer when it learns of a renewal. So the timer also kills a guardian whose main thread hangs
-//!   while its renewer still renews the lease. The parent-death signal then ends COMMAND.
-//! * When the guardian dies, the kernel sends CONT to lockrun: the guardian has the only writing end of a pipe, and lockrun has the
-//!   reading end, on which `O_ASYNC` is set. So even a stopped lockrun takes over and kills all processes that COMMAND had started.
+//! * A POSIX timer on the boot clock sends KILL to the guardian, shortly after the moment at which the guardian should
+//!   kill COMMAND. The guardian's main thread postpones the timer when it learns of a renewal. So the timer also kills
+//!   a guardian whose main thread hangs while its renewer still renews the lease. The parent-death signal then ends
+//!   COMMAND.
+//! * When the guardian dies, the kernel sends CONT to lockrun: the guardian has the only writing end of a pipe, and
+//!   lockrun has the reading end, on which `O_ASYNC` is set. So even a stopped lockrun takes over and kills all
+//!   processes that COMMAND had started.
 //!
-//! A lockrun that is not stopped needs neither: it takes over at the moment at which the timer fires, without waiting until the guardian's
-//! threads have got a processor to end on. To know that moment it has a timer of its own, the alarm: it was created before the fork, so
-//! both processes have it open, and the guardian sets it. However long lockrun has not looked, the alarm rings when the present
-//! deadline passes, and at no other time. A guardian that has sent KILL postpones that moment, so that a COMMAND that takes a while
-//! to die is not mistaken for a guardian that hangs; but not as far as H, because the guardian may be stopped before KILL has reached
-//! every process.
+//! A lockrun that is not stopped needs neither: it takes over at the moment at which the timer fires, without waiting
+//! until the guardian's threads have got a processor to end on. To know that moment it has a timer of its own, the
+//! alarm: it was created before the fork, so both processes have it open, and the guardian sets it. However long
+//! lockrun has not looked, the alarm rings when the present deadline passes, and at no other time. A guardian that has
+//! sent KILL postpones that moment, so that a COMMAND that takes a while to die is not mistaken for a guardian that
+//! hangs; but not as far as H, because the guardian may be stopped before KILL has reached every process.
 //!
-//! The timers and the pipe are armed before COMMAND starts and disarmed when it has ended. So a stopped lockrun stays stopped when its
-//! guardian has done its work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has neither timer nor alarm.
+//! The timers and the pipe are armed before COMMAND starts and disarmed when it has ended. So a stopped lockrun stays
+//! stopped when its guardian has done its work. A lease that does not end COMMAND (`--on-lost warn`, `--ttl none`) has
+//! neither timer nor alarm.
 //!
-//! This does not cover a lockrun that cannot be continued, because a debugger holds it or because it was stopped again: then COMMAND
-//! itself is dead in time, but the processes that it started are not.
+//! This does not cover a lockrun that cannot be continued, because a debugger holds it or because it was stopped again:
+//! then COMMAND itself is dead in time, but the processes that it started are not.
 
 #![allow(unsafe_code)]
 
@@ -42,8 +45,8 @@ use crate::sys::clock::{Alarm, Moment};
 /// Missing from the libc crate. The number is the same on x86-64 and arm64.
 const F_SETSIG: c_int = 10;
 
-/// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`: soon afterwards, because killing COMMAND
-/// without the guardian needs the rest of the time until H.
+/// Returns when the timer kills a guardian that has not killed COMMAND by the `deadline`: soon afterwards, because
+/// killing COMMAND without the guardian needs the rest of the time until H.
 pub fn fires_at(deadline: Deadline) -> Moment {
     deadline.kill_at + deadline.horizon.since(deadline.kill_at) / 5
 }
@@ -84,8 +87,9 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates the timer, in the guardian, if COMMAND `ends_with_lease`. Fails with `EAGAIN` if the limit on pending signals, which includes
-    /// timers, is reached, and with another error where the system has no such timer or a sandbox forbids it.
+    /// Creates the timer, in the guardian, if COMMAND `ends_with_lease`. Fails with `EAGAIN` if the limit on pending
+    /// signals, which includes timers, is reached, and with another error where the system has no such timer or a
+    /// sandbox forbids it.
     pub(super) fn prepare(wake: Arc<WakePipe>, alarm: Arc<Alarm>, ends_with_lease: bool) -> nix::Result<Self> {
         let kill = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 });
         let mut timer = ends_with_lease.then(|| Timer::new(ClockId::CLOCK_BOOTTIME, kill)).transpose()?;

@@ -16,7 +16,8 @@ use crate::support::failover::{cut_off_replicas, cut_off_sentinels, join_again};
 use crate::support::processes::send;
 use crate::support::proxy::Mode;
 
-/// How often another fault is drawn if one could not be injected: there was no such process, or the server is already down.
+/// How often another fault is drawn if one could not be injected: there was no such process, or the server is already
+/// down.
 const DRAWS: usize = 20;
 
 /// How far behind its schedule fault injection may be and still catch up.
@@ -111,7 +112,8 @@ impl<'a> Faults<'a> {
     /// Injects a fault; returns false if it cannot be injected.
     fn draw(&mut self, workers: &Mutex<Workers>) -> bool {
         let strikes_servers = !matches!(self.subject, Subject::Plain(_));
-        // What strikes all at once is rare, or there would be little left to strike; unless the store is here for just that.
+        // What strikes all at once is rare, or there would be little left to strike; unless the store is here for just
+        // that.
         let to_servers = self.subject.faults();
         let kinds: &[Fault] = match self.random.u8(0..20) {
             _ if self.injected.is_empty() && strikes_servers => &to_servers[..1],
@@ -161,7 +163,8 @@ impl<'a> Faults<'a> {
                 self.hosts[host].disturb(mode);
                 Some((Target::Host(host), Some(Cure::Network(host))))
             }
-            // One after the other: without two of its servers a store grants nothing, and one that is killed while its disk is full forgets.
+            // One after the other: without two of its servers a store grants nothing, and one that is killed while its
+            // disk is full forgets.
             _ if self.cures.iter().any(|(.., cure)| cure.is_of_servers()) => None,
             _ => {
                 let primaries = self.subject.primaries();

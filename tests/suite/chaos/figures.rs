@@ -23,8 +23,8 @@ impl Known<'_> {
         &self.runs[at.expect("every command belongs to a run")]
     }
 
-    /// Returns, for each holder whose lockrun or guardian was killed while another run waited for its lock, how long that run then waited
-    /// until it had the lock, in nanoseconds, and whether nothing else disturbed either of them.
+    /// Returns, for each holder whose lockrun or guardian was killed while another run waited for its lock, how long
+    /// that run then waited until it had the lock, in nanoseconds, and whether nothing else disturbed either of them.
     fn stale(&self) -> Vec<(i64, bool)> {
         let kills = self.faults.iter().filter(|fault| fault.has_killed);
         let mut found: Vec<_> = kills.filter_map(|kill| self.stale_after(kill)).collect();
@@ -63,7 +63,8 @@ impl Known<'_> {
         is_on && fault.from <= to && fault.to >= from
     }
 
-    /// Returns those of these runs that no fault explains: none disturbed the run, or did so up to one lease before it began.
+    /// Returns those of these runs that no fault explains: none disturbed the run, or did so up to one lease before it
+    /// began.
     fn unexplained<'a>(&'a self, of: impl Fn(&Past) -> bool + 'a) -> impl Iterator<Item = &'a Past> {
         let explained = |run: &&Past| {
             self.faults.iter().any(|fault| self.concerns(fault, run.number, run.invoked - self.lease, run.ended))
@@ -76,8 +77,8 @@ impl Known<'_> {
         self.unexplained(|run| run.has_lost).collect()
     }
 
-    /// Returns the runs that failed although no fault of their own explains it. On files a run also fails behind a first waiter that was
-    /// stopped.
+    /// Returns the runs that failed although no fault of their own explains it. On files a run also fails behind a
+    /// first waiter that was stopped.
     pub(super) fn failed_for_nothing(&self) -> Vec<&Past> {
         self.unexplained(|run| run.error.is_some()).collect()
     }

@@ -23,8 +23,9 @@ impl<'a> History<'a> {
         Self { lock, runs: runs.map(|run| (run, holders.get(&run.number).copied())).collect() }
     }
 
-    /// Returns the acquisitions and releases. A run that held the lock held it from when its command was first seen until it was last seen.
-    /// A run that was not seen with the lock may have held it for a while, which changes nothing for the others.
+    /// Returns the acquisitions and releases. A run that held the lock held it from when its command was first seen
+    /// until it was last seen. A run that was not seen with the lock may have held it for a while, which changes
+    /// nothing for the others.
     fn operations(&self) -> Vec<Operation<Action>> {
         let seen = self.runs.iter().filter_map(|(run, holder)| Some((run, (*holder)?)));
         let both = |(run, holder): (&&Past, &Holder)| {
@@ -41,7 +42,8 @@ impl<'a> History<'a> {
         seen.flat_map(both).collect()
     }
 
-    /// Looks for an order in which each acquisition and release took effect at one moment. Fails with where there is none.
+    /// Looks for an order in which each acquisition and release took effect at one moment. Fails with where there is
+    /// none.
     pub(super) fn check(&self) -> Result<(), String> {
         let operations = self.operations();
         let slots = if self.lock.starts_with("slots") { SLOTS } else { 1 };
@@ -52,8 +54,8 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Writes the history as Jepsen's checkers read it: a map for each invocation and completion, in order of time. Each run is a process
-    /// of its own.
+    /// Writes the history as Jepsen's checkers read it: a map for each invocation and completion, in order of time.
+    /// Each run is a process of its own.
     pub(super) fn write(&self, file: &Path) {
         let mut lines = Vec::new();
         for (run, holder) in &self.runs {
@@ -98,7 +100,8 @@ mod tests {
         Past { number, lock, host: 0, invoked, ended, is_refused: false, has_released, has_lost: false, error: None }
     }
 
-    /// Returns the judges' verdict on a record: how many overlaps and falling fences, and whether an order explains it; and its history.
+    /// Returns the judges' verdict on a record: how many overlaps and falling fences, and whether an order explains it;
+    /// and its history.
     fn judged(runs: &[Past], record: &str) -> (usize, usize, bool, String) {
         let directory = TempDir::new().expect("a temporary directory");
         let file = directory.path().join("record");

@@ -43,8 +43,8 @@ impl Host {
 
 /// The hosts from which this is used.
 ///
-/// Their wall clocks are not set: there is one for the whole machine, no namespace has one of its own, and the program is static, so that
-/// nothing can be put between it and the kernel's clock.
+/// Their wall clocks are not set: there is one for the whole machine, no namespace has one of its own, and the program
+/// is static, so that nothing can be put between it and the kernel's clock.
 pub(super) fn hosts(subject: &Subject<'_>) -> Vec<Host> {
     AHEAD.iter().map(|&ahead| Host { clock: clock_ahead(ahead), ..subject.host() }).collect()
 }

@@ -26,7 +26,8 @@ pub(super) enum Fault {
     ForgetScripts,
     /// A replica takes the place of its primary on request.
     FailOver,
-    /// The replicas of a primary get nothing more for a while; then it is killed, and started again after another while.
+    /// The replicas of a primary get nothing more for a while; then it is killed, and started again after another
+    /// while.
     LoseWrites,
     /// A primary goes on, and neither Sentinels nor replicas reach it for a while.
     CutOff,
@@ -62,14 +63,16 @@ pub(super) const TO_NETWORKS: [Fault; 6] = [
 /// What can happen to a server that nobody replaces.
 pub(super) const TO_SERVERS: [Fault; 4] = [Fault::Pause, Fault::Kill, Fault::HangUp, Fault::ForgetScripts];
 
-/// What can happen to a primary that Sentinels know. The first of these is the first that happens; the same holds below.
+/// What can happen to a primary that Sentinels know. The first of these is the first that happens; the same holds
+/// below.
 pub(super) const TO_PRIMARIES: [Fault; 6] =
     [Fault::FailOver, Fault::LoseWrites, Fault::Kill, Fault::Pause, Fault::CutOff, Fault::HangUp];
 
-/// What can happen to a primary of a cluster. The nodes elect each other, so that whom no other node reaches is one that is stopped.
+/// What can happen to a primary of a cluster. The nodes elect each other, so that whom no other node reaches is one
+/// that is stopped.
 pub(super) const TO_NODES: [Fault; 6] =
     [Fault::FailOver, Fault::LoseWrites, Fault::Kill, Fault::Pause, Fault::MoveSlot, Fault::HangUp];
 
-/// What can happen where the disk is small. A server that is killed while its disk is full loses what it has confirmed, which no lock outlives;
-/// so it is not killed before it has written everything.
+/// What can happen where the disk is small. A server that is killed while its disk is full loses what it has confirmed,
+/// which no lock outlives; so it is not killed before it has written everything.
 pub(super) const TO_DISKS: [Fault; 2] = [Fault::FillDisk, Fault::Kill];

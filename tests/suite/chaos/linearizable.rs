@@ -1,8 +1,8 @@
 //! A linearizability checker after Wing and Gong, with Lowe's memory of what was tried.
 //!
-//! It gets operations, each with the moments at which it was invoked and responded, and a sequential model of what they do. It looks for an
-//! order in which each took effect at one moment between its two, as the model allows. An operation whose end is unknown may take effect at
-//! any time after it was invoked, or never.
+//! It gets operations, each with the moments at which it was invoked and responded, and a sequential model of what they
+//! do. It looks for an order in which each took effect at one moment between its two, as the model allows. An operation
+//! whose end is unknown may take effect at any time after it was invoked, or never.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -103,7 +103,8 @@ struct Event {
     is_response: bool,
 }
 
-/// The calls and responses of all operations that have not taken effect yet, in order of time. The first entry is no event.
+/// The calls and responses of all operations that have not taken effect yet, in order of time. The first entry is no
+/// event.
 struct Timeline {
     events: Vec<Event>,
     next: Vec<usize>,

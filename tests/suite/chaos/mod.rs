@@ -1,12 +1,13 @@
 //! Random faults under load, and what they must never cause.
 //!
-//! Workers run a command again and again under three locks: one at a time, in slots, as readers and writers. Meanwhile processes are killed
-//! and stopped, the network is disturbed, and the server is stopped, killed and started again, in an order that a seed fixes; primaries
-//! are replaced, and disks are full. Each command records when it lived; a judge that knows nothing of lockrun reads that, and a checker
-//! of linearizability looks for an order of acquisitions and releases that explains it.
+//! Workers run a command again and again under three locks: one at a time, in slots, as readers and writers. Meanwhile
+//! processes are killed and stopped, the network is disturbed, and the server is stopped, killed and started again, in
+//! an order that a seed fixes; primaries are replaced, and disks are full. Each command records when it lived; a judge
+//! that knows nothing of lockrun reads that, and a checker of linearizability looks for an order of acquisitions and
+//! releases that explains it.
 //!
-//! `SEED` repeats an order, `SECONDS_PER_STORE` lets it last longer: `make chaos`. `HISTORY` names a directory into which the histories are
-//! written.
+//! `SEED` repeats an order, `SECONDS_PER_STORE` lets it last longer: `make chaos`. `HISTORY` names a directory into
+//! which the histories are written.
 
 mod asked;
 mod deadlines;
@@ -58,7 +59,8 @@ const SLICE: u64 = 4;
 /// The same where servers are replaced, which takes its time.
 const FAILOVER_SLICE: u64 = 8;
 
-// "The command is dead before the lock can pass to another run", "nothing stays locked", and fences rise: whatever happens.
+// "The command is dead before the lock can pass to another run", "nothing stays locked", and fences rise: whatever
+// happens.
 on_every_store!(whatever_happens, |store| go_on(&Subject::Plain(store), SLICE));
 
 // The same where a replica takes the place of a primary, which may lack what was written last.

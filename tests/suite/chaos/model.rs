@@ -49,8 +49,8 @@ impl Lock {
         Self { slots, fences }
     }
 
-    /// Returns the greatest fence below this one. All acquisitions must take effect and fences rise, so no other fence can come right
-    /// before it: this spares the checker all other orders.
+    /// Returns the greatest fence below this one. All acquisitions must take effect and fences rise, so no other fence
+    /// can come right before it: this spares the checker all other orders.
     fn before(&self, fence: u64) -> u64 {
         let below = self.fences.partition_point(|other| *other < fence);
         below.checked_sub(1).map_or(0, |last| self.fences[last])
@@ -96,8 +96,8 @@ mod tests {
     use super::super::linearizable::{Operation, check};
     use super::*;
 
-    /// Returns whether runs could have held a lock with this many slots like this. Each has its mode and fence, and the moments at which it
-    /// was invoked, first and last seen to hold the lock, and had released it.
+    /// Returns whether runs could have held a lock with this many slots like this. Each has its mode and fence, and the
+    /// moments at which it was invoked, first and last seen to hold the lock, and had released it.
     fn is_possible(slots: usize, runs: &[(Mode, u64, [i64; 4])]) -> bool {
         let of = |(run, &(mode, fence, [invoked, first, last, released])): (usize, &(Mode, u64, [i64; 4]))| {
             let acquire = Action::Acquire { run, mode, fence };

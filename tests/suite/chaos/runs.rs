@@ -1,4 +1,5 @@
-//! What is known about the runs in the end: from outside, when they began and ended; from their commands, when these lived.
+//! What is known about the runs in the end: from outside, when they began and ended; from their commands, when these
+//! lived.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A lock that is held and used for a long time: memory and descriptors do not grow, and nothing that it protects is lost.
+//! A lock that is held and used for a long time: memory and descriptors do not grow, and nothing that it protects is
+//! lost.
 //!
 //! `MINUTES` asks for more than a slice, which is too short to show growth: `make soak`.
 
@@ -119,7 +120,8 @@ struct Curve {
     seen: Vec<i64>,
 }
 
-/// Returns the curves of a run's processes. Memory that is shared counts only in part, so private memory is measured, too.
+/// Returns the curves of a run's processes. Memory that is shared counts only in part, so private memory is measured,
+/// too.
 fn curves(holder: &Running, waiters: &[Running]) -> Vec<Curve> {
     let of_run = |name: &str, run: &Running| {
         let guardian = children(run.pid()).into_iter().find(|pid| comm(*pid) == "guardian");

@@ -1,6 +1,6 @@
-//! Commands that are hard to end: chains of processes that live for a millisecond, scripts that start themselves again, sessions, daemons and
-//! trees, of a user without privileges. They are ended in every way in which lockrun ends a command, and no later command may begin before the
-//! last sign of life of an earlier one.
+//! Commands that are hard to end: chains of processes that live for a millisecond, scripts that start themselves again,
+//! sessions, daemons and trees, of a user without privileges. They are ended in every way in which lockrun ends a
+//! command, and no later command may begin before the last sign of life of an earlier one.
 //!
 //! `SEED` repeats the order of commands, `SECONDS_PER_STORE` lets it last longer: `make storms`.
 
@@ -42,7 +42,8 @@ const HOW: [&str; 8] = [
     "-v",
 ];
 
-// "From COMMAND's first instruction until COMMAND and all that lockrun must stop is dead, no other run holds the same key."
+// "From COMMAND's first instruction until COMMAND and all that lockrun must stop is dead, no other run holds the same
+// key."
 on_every_store!(of_short_lived_processes, |store| {
     let seed = asked("SEED").unwrap_or_else(|| fastrand::u64(..));
     let time = Duration::from_secs(asked("SECONDS_PER_STORE").unwrap_or(SLICE));
@@ -176,8 +177,8 @@ impl<'a> Storm<'a> {
             }
             let output = run.end();
             assert!(!output.stderr().contains("cannot be killed"), "{output}");
-            // It ended by itself, lost its lease, ran for too long, or lost its guardian; or a signal ended it. Or it got no processor from its
-            // turn until its lease was almost over, and has started nothing.
+            // It ended by itself, lost its lease, ran for too long, or lost its guardian; or a signal ended it. Or it
+            // got no processor from its turn until its lease was almost over, and has started nothing.
             let is_late = output.status == Some(69) && output.stderr().contains("too little of its lease was left");
             assert!(is_late || matches!(output.status, None | Some(0 | 79 | 124 | 125)), "{output}");
             self.ends.count_in(&output);

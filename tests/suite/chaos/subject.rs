@@ -19,8 +19,8 @@ pub(super) enum Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// A store where the servers take each other's place must know the locks: the first lock of a key is not covered in a cluster, nor is a lease
-    /// that is longer than all before.
+    /// A store where the servers take each other's place must know the locks: the first lock of a key is not covered in
+    /// a cluster, nor is a lease that is longer than all before.
     pub(super) fn prepare(&self) {
         let Some(replicated) = self.replicated() else { return };
         if let Subject::Sentinel(service) = self {
@@ -42,7 +42,8 @@ impl Subject<'_> {
         }
     }
 
-    /// How long a lease is, in seconds: short, but where it takes some seconds to replace a primary, so long that its holder still lives then.
+    /// How long a lease is, in seconds: short, but where it takes some seconds to replace a primary, so long that its
+    /// holder still lives then.
     pub(super) fn ttl_secs(&self) -> u32 {
         if matches!(self, Subject::Cluster(_)) { 6 } else { 3 }
     }
@@ -87,8 +88,8 @@ impl Subject<'_> {
         self.store().is_none_or(Store::has_leases)
     }
 
-    /// A host from which it is used. Of Sentinels and the primary it is cut off only from Sentinels, which say where the primary is. The
-    /// nodes of a cluster say where each other are, so that nothing can be put between.
+    /// A host from which it is used. Of Sentinels and the primary it is cut off only from Sentinels, which say where
+    /// the primary is. The nodes of a cluster say where each other are, so that nothing can be put between.
     pub(super) fn host(&self) -> Host {
         match self {
             Subject::Plain(store) | Subject::OnDisk(store, _) if store.has_leases() => {
@@ -141,10 +142,12 @@ impl Subject<'_> {
         self.replicated().is_none_or(Replicated::is_whole) && self.redis(0).is_none_or(has_written)
     }
 
-    /// Has a Redis that could not write for a while replace its append-only file. Returns false if that is to be tried again.
+    /// Has a Redis that could not write for a while replace its append-only file. Returns false if that is to be tried
+    /// again.
     ///
-    /// Redis 7.0 may have left a hole in the file, which it could not load: a file that a rewrite began is not open for appending, so that
-    /// after a short write, which Redis truncates, the next write begins where the short one had ended.
+    /// Redis 7.0 may have left a hole in the file, which it could not load: a file that a rewrite began is not open for
+    /// appending, so that after a short write, which Redis truncates, the next write begins where the short one had
+    /// ended.
     pub(super) fn rewrite(&self) -> bool {
         let Some(redis) = self.redis(0) else { return true };
         let at_rest = ["aof_rewrite_in_progress:0", "aof_rewrite_scheduled:0"];

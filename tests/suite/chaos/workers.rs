@@ -34,7 +34,8 @@ const WANTS: [(&str, &[&str]); 11] = [
     ("shared", &["--wait", "20s"]),
 ];
 
-/// Appends the time of the machine's boot clock to a file every few milliseconds, so long; every other one ignores what asks it politely to end.
+/// Appends the time of the machine's boot clock to a file every few milliseconds, so long; every other one ignores what
+/// asks it politely to end.
 const COMMAND: &str = r#"
 use Time::HiRes qw(clock_gettime usleep);
 my ($file, $name, $ms) = @ARGV;
@@ -200,8 +201,8 @@ impl Workers {
         }
     }
 
-    /// Sends a signal to these processes of a run, all or none: of the first run, from this worker's on, that has them all, and a command
-    /// if it must have one. Returns which run it is.
+    /// Sends a signal to these processes of a run, all or none: of the first run, from this worker's on, that has them
+    /// all, and a command if it must have one. Returns which run it is.
     pub(super) fn signal(
         &self,
         from: usize,

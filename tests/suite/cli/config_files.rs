@@ -13,8 +13,8 @@ use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
 use crate::support::{Lockrun, Store};
 
-// "An unknown key is an error (exit 64) that names file and line; so is a wrong type or value; a syntax error likewise",
-// before anything is touched, also by lockrun's other commands.
+// "An unknown key is an error (exit 64) that names file and line; so is a wrong type or value; a syntax error
+// likewise", before anything is touched, also by lockrun's other commands.
 #[test]
 fn what_is_wrong_is_named_by_file_and_line() {
     for (text, line, wanted) in [
@@ -104,8 +104,8 @@ fn the_users_file_is_found() {
     call().run().exited(64).said("/.config leads nowhere");
 }
 
-// "An unreadable configuration is an error, never another store": `XDG_CONFIG_HOME` is set on purpose, so what cannot be read below it is
-// not a missing file.
+// "An unreadable configuration is an error, never another store": `XDG_CONFIG_HOME` is set on purpose, so what cannot
+// be read below it is not a missing file.
 #[test]
 fn a_named_directory_that_cannot_be_read_is_an_error() {
     let (_place, program) = program_for_all();

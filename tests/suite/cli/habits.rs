@@ -1,4 +1,5 @@
-//! Habits from other programs (flock(1), consul lock, etcdctl, timeout(1)) and from the shell: each refusal names what lockrun has instead.
+//! Habits from other programs (flock(1), consul lock, etcdctl, timeout(1)) and from the shell: each refusal names what
+//! lockrun has instead.
 
 use std::fs;
 

@@ -70,8 +70,8 @@ fn is_harmless(output: &Output, lines: usize) {
     assert!(said.lines().all(|line| line.starts_with("lockrun: ")), "{output}");
 }
 
-// "Control characters are escaped before a terminal sees them", wherever they come from: a variable, a configuration file or an argument,
-// and the message takes one line.
+// "Control characters are escaped before a terminal sees them", wherever they come from: a variable, a configuration
+// file or an argument, and the message takes one line.
 #[test]
 fn no_value_steers_a_terminal() {
     let directory = TempDir::new().expect("a temporary directory");

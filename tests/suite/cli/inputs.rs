@@ -100,7 +100,8 @@ fn a_store_file_may_be_a_pipe() {
     }
 }
 
-// ... "within ten seconds, and a mebibyte": lockrun waits no longer for a pipe that no one writes to, or that has no end.
+// ... "within ten seconds, and a mebibyte": lockrun waits no longer for a pipe that no one writes to, or that has no
+// end.
 #[test]
 fn a_pipe_without_an_end_is_given_up() {
     let directory = TempDir::new().expect("a temporary directory");

@@ -140,10 +140,12 @@ fn what_a_command_does_not_have_does_not_end_it() {
     }
 }
 
-/// One of two options that exclude each other: its name and value, and with it alone, the status and whether there is a message.
+/// One of two options that exclude each other: its name and value, and with it alone, the status and whether there is a
+/// message.
 type Way<'a> = (&'a str, &'a str, (i32, bool));
 
-// "The command line wins over the environment, it over the user's file": of all that exclude each other, in each pair of places.
+// "The command line wins over the environment, it over the user's file": of all that exclude each other, in each pair
+// of places.
 #[test]
 fn a_stronger_place_replaces_what_excludes_it_below() {
     let store = Store::file();

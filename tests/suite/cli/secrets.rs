@@ -83,7 +83,8 @@ fn keeps_the_secret(output: &Output, source: &str) {
     assert!(said.starts_with("lockrun: ") && said.contains(source), "{source:?} is not named: {output}");
 }
 
-// "A URL's password never appears in a message, a status, an event": nor that of a store that is no URL. The message names the source.
+// "A URL's password never appears in a message, a status, an event": nor that of a store that is no URL. The message
+// names the source.
 #[test]
 fn a_store_that_cannot_be_parsed_is_not_repeated() {
     let events = Events::new();

@@ -1,5 +1,5 @@
-//! Slips that would acquire another lock than was meant, or run another command: each ends with 64, names what happened, runs nothing and
-//! touches nothing.
+//! Slips that would acquire another lock than was meant, or run another command: each ends with 64, names what
+//! happened, runs nothing and touches nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -130,7 +130,8 @@ fn a_variable_of_a_service() {
     call.run().exited(0).printed("ran\n").silent();
 }
 
-// ... and every variable of ours is accepted: those of all options that the help lists, and those that lockrun gives its command.
+// ... and every variable of ours is accepted: those of all options that the help lists, and those that lockrun gives
+// its command.
 #[test]
 fn a_variable_of_ours() {
     let store = Store::file();
@@ -386,7 +387,8 @@ on_every_store!(a_wait_that_ran_out, |store| {
     holder.end();
 });
 
-// "Parsing of options stops at `--` and at the first word that is not an option": a path that is not UTF-8 may be in an option.
+// "Parsing of options stops at `--` and at the first word that is not an option": a path that is not UTF-8 may be in an
+// option.
 #[test]
 fn a_word_that_is_not_utf_8() {
     let (store, directory) = (Store::file(), TempDir::new().expect("a temporary directory"));

@@ -82,8 +82,9 @@ fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
 }
 
-// "A configuration or store file is read only if its owner is the user or root and nobody else can write to it; else 64": the same holds for
-// the files that decide which server is trusted, and for the directories and links on their path.
+// "A configuration or store file is read only if its owner is the user or root and nobody else can write to it; else
+// 64": the same holds for the files that decide which server is trusted, and for the directories and links on their
+// path.
 #[test]
 fn files_for_tls_that_others_could_write_are_refused() {
     need_root("give files away");

@@ -79,8 +79,8 @@ fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
 }
 
-// "Never trust a path component that another user could plant": root's events are not appended through another user's link, neither to a
-// file that is there nor to one that the run would create.
+// "Never trust a path component that another user could plant": root's events are not appended through another user's
+// link, neither to a file that is there nor to one that the run would create.
 #[test]
 fn no_link_of_another_user_leads_to_the_events() {
     need_root("give files away");
@@ -108,8 +108,9 @@ fn no_link_of_another_user_leads_to_the_events() {
     scene.is_used(&ours);
 }
 
-// ... nor through root's own link, to which another user has given the name of the events: by a hard link, or by renaming it, both of which
-// keep its owner. Whether the directory is everybody's and sticky, or a group's, no link in it is followed.
+// ... nor through root's own link, to which another user has given the name of the events: by a hard link, or by
+// renaming it, both of which keep its owner. Whether the directory is everybody's and sticky, or a group's, no link in
+// it is followed.
 #[test]
 fn no_link_is_followed_where_others_can_name_it() {
     need_root("be another user");
@@ -145,8 +146,8 @@ fn no_path_leads_through_a_link_of_proc() {
     }
 }
 
-// ... nor in another user's directory, or one that everybody can change, nor to another user's file or FIFO, nor to a file that has a second
-// name where others can make one.
+// ... nor in another user's directory, or one that everybody can change, nor to another user's file or FIFO, nor to a
+// file that has a second name where others can make one.
 #[test]
 fn no_other_user_chooses_the_file_of_events() {
     need_root("give files away");
@@ -178,7 +179,8 @@ fn no_other_user_chooses_the_file_of_events() {
     assert!(!directory.join("below/events").exists());
 }
 
-// What is safe stays usable: a directory of one's own, /tmp, a log directory of a group, and whatever the caller has opened.
+// What is safe stays usable: a directory of one's own, /tmp, a log directory of a group, and whatever the caller has
+// opened.
 #[test]
 fn usual_files_of_events_are_used() {
     need_root("run as another user");

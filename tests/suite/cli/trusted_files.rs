@@ -13,7 +13,8 @@ use crate::support::lockrun::program_for_all;
 use crate::support::processes::need_root;
 use crate::support::{Lockrun, Store};
 
-/// Returns the files that a run would obey, each with a call that reads it: the user's configuration, and one that `--store-file` names.
+/// Returns the files that a run would obey, each with a call that reads it: the user's configuration, and one that
+/// `--store-file` names.
 fn obeyed() -> [(TempDir, PathBuf, Lockrun); 2] {
     let user = UserConfig::with("command = 'echo obeyed'");
     let file = user.file();
@@ -35,7 +36,8 @@ fn is_not_obeyed(call: &Lockrun, file: &Path, what: &str) {
     assert_eq!(output.stderr().lines().count(), 1, "{output}");
 }
 
-// "A configuration or store file is read only if ... nobody else can write to it; else 64", nor to a directory on the way.
+// "A configuration or store file is read only if ... nobody else can write to it; else 64", nor to a directory on the
+// way.
 #[test]
 fn a_file_that_others_can_write_is_not_obeyed() {
     for (place, file, call) in obeyed() {
@@ -65,8 +67,8 @@ fn a_file_that_others_can_write_is_not_obeyed() {
     output.printed("").said("cannot read /etc/lockrun.toml: ").said("chmod go-w /etc/lockrun.toml");
 }
 
-// "... only if its owner is the user or root": root with another user's HOME, as after `sudo -E`, does not run what that user's file says.
-// Nor may a directory or a symbolic link on the way be another user's.
+// "... only if its owner is the user or root": root with another user's HOME, as after `sudo -E`, does not run what
+// that user's file says. Nor may a directory or a symbolic link on the way be another user's.
 #[test]
 fn a_file_of_another_user_is_not_obeyed() {
     need_root("give files away");
@@ -96,8 +98,8 @@ fn a_file_of_another_user_is_not_obeyed() {
     output.exited(64).said(":1: ttl: \"roots\" is not a duration");
 }
 
-// "It may also be a pipe": a pipe that the caller has opened is obeyed, even if others can write to it; a FIFO that is given by name is
-// treated like a file.
+// "It may also be a pipe": a pipe that the caller has opened is obeyed, even if others can write to it; a FIFO that is
+// given by name is treated like a file.
 #[test]
 fn what_the_caller_has_opened_is_obeyed() {
     need_root("give files away");

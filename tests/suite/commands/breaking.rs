@@ -17,8 +17,8 @@ fn fence(store: &Store, key: &str) -> u64 {
     status(store, key)["fence"].as_u64().expect("a number")
 }
 
-// "`break` takes the lock from its holder. Says whose it was": a lock that was acquired by hand is free at once, and goes to the next
-// waiter.
+// "`break` takes the lock from its holder. Says whose it was": a lock that was acquired by hand is free at once, and
+// goes to the next waiter.
 on_every_store!(a_lock_by_hand_is_free_at_once, |store| {
     break_lock(store, "hand", &[]).exited(0).printed("").said("there is nothing to break");
     let ours = token(store, "hand", &["--ttl", "10m"]);
@@ -77,8 +77,8 @@ on_every_store!(of_several_holders_one_is_meant, |store| {
     assert!(!is_held(store, "slots"));
 });
 
-// "`break` while a run holds the lock: the run ends with 79 within a renewal period, the next one starts only after its last
-// stamp."
+// "`break` while a run holds the lock: the run ends with 79 within a renewal period, the next one starts only after its
+// last stamp."
 on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let stamps = directory.path().join("stamps");
@@ -123,8 +123,8 @@ on_every_lease_store!(now_is_at_once, |store| {
     assert!(last["command"].as_str().expect("a command").contains("the first"), "{last}");
 });
 
-// "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break, and a message says
-// so.
+// "`--ttl none`: for locks that only a release or a break ends": a run under such a lock does not learn of the break,
+// and a message says so.
 on_every_lease_store!(a_run_without_a_lease_does_not_learn_of_a_break, |store| {
     let holder = Holder::with(&Lockrun::new(store).key("ever").args(["--ttl", "none"]), &[]);
     break_lock(store, "ever", &[]).exited(0).said("may still be running; make sure that it has ended");
@@ -132,8 +132,8 @@ on_every_lease_store!(a_run_without_a_lease_does_not_learn_of_a_break, |store| {
     holder.end();
 });
 
-// "Takes the lock from its holders": a break that is carried out late, when its holder has gone, takes nothing from the next holder, not
-// even if that has the same token.
+// "Takes the lock from its holders": a break that is carried out late, when its holder has gone, takes nothing from the
+// next holder, not even if that has the same token.
 on_redis!(a_late_break_revokes_nothing_from_the_next_holder, |store, redis| {
     const OURS: &str = "00000000-0000-4000-8000-000000000001";
     let proxy = store.proxy();
@@ -156,8 +156,8 @@ on_redis!(a_late_break_revokes_nothing_from_the_next_holder, |store, redis| {
     }
 });
 
-// "Takes the lock from its holders. Says whose it was": also if the answer to that is lost, and the request is sent again, when the lock
-// is free or has been passed on.
+// "Takes the lock from its holders. Says whose it was": also if the answer to that is lost, and the request is sent
+// again, when the lock is free or has been passed on.
 on_redis!(a_break_whose_answer_is_lost_is_reported, |store, redis| {
     const CLOSED_AFTER: Duration = Duration::from_millis(300);
     let proxy = store.proxy();
@@ -214,7 +214,8 @@ fn a_living_holder_of_a_file_is_refused() {
     waiter.wait().exited(0).printed("next\n");
 }
 
-// "Where a live process of this machine holds a file lock it refuses and names the pid": only that slot. The others are freed.
+// "Where a live process of this machine holds a file lock it refuses and names the pid": only that slot. The others are
+// freed.
 #[test]
 fn of_several_slots_of_a_file_only_the_living_stay() {
     let store = Store::file();

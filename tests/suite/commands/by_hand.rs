@@ -19,7 +19,8 @@ fn json(output: &crate::support::Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("an object in JSON")
 }
 
-// "A cancel never drops a holder that was one before this request": nor does an `acquire` that cannot print the token again.
+// "A cancel never drops a holder that was one before this request": nor does an `acquire` that cannot print the token
+// again.
 on_every_store!(a_token_that_cannot_be_printed_again_stays_held, |store| {
     let its = token(store, "again", &["--token", "ours", "--ttl", "10m"]);
     let again = acquire(store, "again", &["--token", "ours"]).in_shell("exec \"$@\" >/dev/full");
@@ -28,8 +29,8 @@ on_every_store!(a_token_that_cannot_be_printed_again_stays_held, |store| {
     renew(store, "again", &its, &[]).exited(0).silent();
 });
 
-// "The life of a lock by hand, from three shells"; "`acquire` prints the token alone on one line"; "a lease that is not ours
-// (any more) ends with 79 and says so".
+// "The life of a lock by hand, from three shells"; "`acquire` prints the token alone on one line"; "a lease that is not
+// ours (any more) ends with 79 and says so".
 on_every_store!(the_life_of_a_lock_by_hand, |store| {
     let output = acquire(store, "deploy", &["--ttl", "5m"]).run().exited(0).silent();
     let token = output.stdout().strip_suffix('\n').expect("a whole line").to_owned();
@@ -121,8 +122,8 @@ on_every_store!(the_answer_for_a_shell, |store| {
     acquire(store, key, &["--export", "--json"]).run().exited(64).said("exclude");
 });
 
-// "A run inside COMMAND that would wait for a lock around it is refused", also after a script in COMMAND has acquired another lock
-// by hand. The slot of the run is not taken for that of the other lock.
+// "A run inside COMMAND that would wait for a lock around it is refused", also after a script in COMMAND has acquired
+// another lock by hand. The slot of the run is not taken for that of the other lock.
 on_every_store!(a_script_in_a_run_does_not_wait_for_that_run, |store| {
     let lockrun = crate::support::lockrun::PROGRAM;
     let script = format!(
@@ -209,7 +210,8 @@ on_every_store!(a_token_that_was_not_printed_holds_nothing, |store| {
     assert!(!is_held(store, "unseen"), "nobody reads");
 });
 
-// "A waiter wakes at once on release": all hand-offs together take less time than one waiter that only looked now and then.
+// "A waiter wakes at once on release": all hand-offs together take less time than one waiter that only looked now and
+// then.
 on_every_store!(a_waiter_wakes_at_once, |store| {
     const HAND_OFFS: u32 = 10;
     let mut token = token(store, "turns", &["--ttl", "10m"]);
@@ -371,8 +373,8 @@ on_every_store!(slots_by_hand, |store| {
     assert_eq!(json(&take().exited(0))["slot"], Value::from(0));
 });
 
-// "Held means: ... the record in the file holds an unexpired lease": also for a container with a boot id of its own (LXC, systemd-nspawn)
-// that shares the directory, and the other way round.
+// "Held means: ... the record in the file holds an unexpired lease": also for a container with a boot id of its own
+// (LXC, systemd-nspawn) that shares the directory, and the other way round.
 #[test]
 fn a_boot_id_of_another_container() {
     let store = Store::file();

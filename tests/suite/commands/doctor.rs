@@ -64,7 +64,8 @@ fn set_minimal_user(redis: &Redis, user: &str, but: &str) {
     redis.ask(&words);
 }
 
-// "Exit 0 only when there is no warning and no failure": a server as docs/redis.md wants it, over each kind of connection.
+// "Exit 0 only when there is no warning and no failure": a server as docs/redis.md wants it, over each kind of
+// connection.
 #[test]
 fn a_server_that_is_well() {
     let redis = well_kept();
@@ -259,7 +260,8 @@ fn a_server_that_cannot_be_used() {
     }
 }
 
-// "Text from the server is escaped before a terminal sees it"; a server that is no Redis, or silent, is reported in time.
+// "Text from the server is escaped before a terminal sees it"; a server that is no Redis, or silent, is reported in
+// time.
 #[test]
 fn something_else_answers() {
     let red = Fake::start(Manner::Answer(b"-ERR \x1b[31mred\r\n"));
@@ -277,7 +279,8 @@ fn something_else_answers() {
     assert!(output.took < Duration::from_secs(3), "{output}");
 }
 
-/// Returns a directory that no one else can write to, on a file system of this machine even where /tmp is a container's.
+/// Returns a directory that no one else can write to, on a file system of this machine even where /tmp is a
+/// container's.
 fn own_directory() -> TempDir {
     memory::directory()
 }
@@ -315,7 +318,8 @@ fn a_directory_that_is_missing() {
     assert_eq!(fs::read_dir(parent.path()).expect("ours").count(), 0, "what was tried is gone");
 }
 
-// "It changes nothing but a lock of its own": also if it is interrupted just after it has created a directory in place of the missing one.
+// "It changes nothing but a lock of its own": also if it is interrupted just after it has created a directory in place
+// of the missing one.
 #[test]
 fn a_doctor_of_a_missing_directory_is_interrupted() {
     let parent = own_directory();

@@ -1,5 +1,5 @@
-//! `lockrun doctor` on PostgreSQL: what would make locks unsafe or slow is found, and named. For the rights of a role see
-//! `doctor_rights`, for the SQL of its tables `doctor_schema`.
+//! `lockrun doctor` on PostgreSQL: what would make locks unsafe or slow is found, and named. For the rights of a role
+//! see `doctor_rights`, for the SQL of its tables `doctor_schema`.
 
 use std::fs;
 use std::time::Duration;
@@ -219,7 +219,8 @@ fn connections_that_run_out() {
     }
 }
 
-// A run goes on waiting when the server ends its idle session between two of its requests, and the doctor says what is wrong.
+// A run goes on waiting when the server ends its idle session between two of its requests, and the doctor says what is
+// wrong.
 #[test]
 fn sessions_that_do_not_last() {
     let postgres = with(&["idle_session_timeout=500ms"]);

@@ -30,7 +30,8 @@ fn failures(output: &Output) -> usize {
     output.stdout().lines().filter(|line| line.starts_with("fail")).count()
 }
 
-// "Exactly what is missing is named, together with the GRANT that would give it": each single right, and the words do give it.
+// "Exactly what is missing is named, together with the GRANT that would give it": each single right, and the words do
+// give it.
 #[test]
 fn a_role_that_lacks_one_right() {
     let (postgres, url) = with_a_clerk();

@@ -6,7 +6,8 @@ use crate::support::Lockrun;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::ports::free_port;
 
-// "A role that may not create: 69, then the printed SQL run by the owner makes it work": also with names that need quotes, and run twice.
+// "A role that may not create: 69, then the printed SQL run by the owner makes it work": also with names that need
+// quotes, and run twice.
 #[test]
 fn a_role_that_may_not_create() {
     let postgres = well_kept();
@@ -34,7 +35,8 @@ fn a_role_that_may_not_create() {
     is_well(doctor(&url), 11);
 }
 
-/// What a role `mallory` that may create schemas does to make others run its code, which records their names in `mallory.victims`.
+/// What a role `mallory` that may create schemas does to make others run its code, which records their names in
+/// `mallory.victims`.
 const MALLORY: &str = "CREATE ROLE mallory; CREATE ROLE clerk LOGIN; GRANT CREATE ON DATABASE postgres TO mallory;
     SET ROLE mallory;
     CREATE SCHEMA mallory; GRANT USAGE ON SCHEMA mallory TO public;
@@ -97,7 +99,8 @@ fn the_schema_runs_no_code_of_others() {
     assert_eq!(victims(), 0);
 }
 
-// "Run the SQL as that role": the owner of a schema creates its tables for others, even without the right to create schemas.
+// "Run the SQL as that role": the owner of a schema creates its tables for others, even without the right to create
+// schemas.
 #[test]
 fn the_owner_of_a_schema_runs_its_sql() {
     let postgres = well_kept();
@@ -123,7 +126,8 @@ fn the_owner_of_a_schema_runs_its_sql() {
     is_well(doctor(&url), 11);
 }
 
-// A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it without triggering it.
+// A trigger, a rule or a view runs with the rights of the role that uses a lock: the doctor names it without triggering
+// it.
 #[test]
 fn code_in_the_tables() {
     let postgres = well_kept();

@@ -68,8 +68,8 @@ on_every_store!(a_kept_lock_ends_with_its_ttl, |store| {
     release(store, "kept", ours.trim_end()).exited(0).silent();
 });
 
-// "The deployment in docs/recipes.md: `--keep`, a background script on another host that releases by token, a second deployment
-// that waits for it."
+// "The deployment in docs/recipes.md: `--keep`, a background script on another host that releases by token, a second
+// deployment that waits for it."
 on_every_store!(a_deployment_that_ends_elsewhere, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");

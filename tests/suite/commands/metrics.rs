@@ -35,7 +35,8 @@ fn parse(text: &str) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-// "`status --metrics`: held, held seconds, waiters, last end, last status, last duration; escaped labels; ends with `# EOF`."
+// "`status --metrics`: held, held seconds, waiters, last end, last status, last duration; escaped labels; ends with `#
+// EOF`."
 on_every_store!(metrics_can_be_parsed, |store| {
     const WEIRD: &str = r#"back\slash "quoted" {x} # ü"#;
     let none = status(store, &["--metrics"]).exited(0).stdout();
@@ -163,8 +164,8 @@ on_every_store!(one_lock_can_be_pruned, |store| {
     holder.end();
 });
 
-// Run by root in a directory of another user, it leads to no file elsewhere, whatever that user plants there, and whenever: each program that it
-// calls is followed here by one that puts links in place of its files.
+// Run by root in a directory of another user, it leads to no file elsewhere, whatever that user plants there, and
+// whenever: each program that it calls is followed here by one that puts links in place of its files.
 #[test]
 fn the_collector_follows_no_planted_link() {
     let (store, place) = (Store::file(), TempDir::new().expect("a temporary directory"));

@@ -41,7 +41,8 @@ on_every_store!(it_ends_by_itself, |store| {
     assert!(!is_held(store, "held"));
 });
 
-// "Free at once for a waiter": also one that waited while the command ran, behind a lease that would have lasted longer.
+// "Free at once for a waiter": also one that waited while the command ran, behind a lease that would have lasted
+// longer.
 on_every_store!(a_waiter_is_not_kept_longer, |store| {
     const ROUNDS: u32 = 4;
     let started = Instant::now();

@@ -113,7 +113,8 @@ on_every_store!(no_run_slips_in_meanwhile, |store| {
     assert_eq!(seen, "in\nout\n".repeat(40));
 });
 
-// "The file that has the name is the lock": a file that `prune` removed before we locked it is not, even if a hard link keeps it.
+// "The file that has the name is the lock": a file that `prune` removed before we locked it is not, even if a hard link
+// keeps it.
 #[test]
 fn a_hard_link_is_no_name() {
     let store = Store::file();

@@ -200,8 +200,8 @@ fn is_hostile(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200f}' | '\u{202e}' | '\u{2066}')
 }
 
-// "Hostile text (escape sequences, right-to-left marks, newlines in a command line) reaches neither the terminal nor the
-// table's layout."
+// "Hostile text (escape sequences, right-to-left marks, newlines in a command line) reaches neither the terminal nor
+// the table's layout."
 on_every_store!(hostile_text_is_escaped, |store| {
     let keys = ["planted", "tricky \u{202e}yek\u{2066}"];
     plant(store, keys[0], HOSTILE);
@@ -245,7 +245,8 @@ on_every_store!(the_table_fits_a_terminal, |store| {
     }
 });
 
-// "Never a token": in no output, of no command, of a run, a lock by hand, and those who wait; nor the password of a URL.
+// "Never a token": in no output, of no command, of a run, a lock by hand, and those who wait; nor the password of a
+// URL.
 on_every_store!(no_token_is_ever_printed, |store| {
     const OURS: &str = "known-only-to-us";
     const PASSWORD: &str = "pass-of-a-url";
@@ -308,7 +309,8 @@ fn other_files_are_no_locks() {
     assert_eq!(std::fs::read_dir(&locks).expect("ours").count(), before - 1);
 }
 
-// "The last run (host, user, started, ended)": a time beyond the calendar does not keep the other locks from being shown.
+// "The last run (host, user, started, ended)": a time beyond the calendar does not keep the other locks from being
+// shown.
 on_every_store!(a_time_after_the_year_9999, |store| {
     for key in ["other", "far"] {
         Lockrun::new(store).key(key).command(["true"]).run().exited(0);
@@ -323,7 +325,8 @@ on_every_store!(a_time_after_the_year_9999, |store| {
     }
 });
 
-// "Who waits": also on a file system on which the kernel's list of locks names another device than stat(2), as on overlayfs and btrfs.
+// "Who waits": also on a file system on which the kernel's list of locks names another device than stat(2), as on
+// overlayfs and btrfs.
 #[test]
 fn waiters_on_an_overlay_are_shown() {
     let directory = TempDir::new().expect("a temporary directory");

@@ -1,7 +1,7 @@
 //! Every block of commands runs, each against stores of its own, and prints what the page shows.
 //!
-//! Programs that a block calls and that are not lockrun's, such as `./report.sh`, are empty ones. The hosts of the pages are servers of
-//! the test.
+//! Programs that a block calls and that are not lockrun's, such as `./report.sh`, are empty ones. The hosts of the
+//! pages are servers of the test.
 
 use std::fs;
 use std::os::unix::fs::symlink;

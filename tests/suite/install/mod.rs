@@ -59,7 +59,8 @@ fn make_uninstall_removes_what_make_install_installed() {
     assert_eq!(files(root.path()), [] as [PathBuf; 0]);
 }
 
-// "`make deb`: binary, manual pages, completions, example units, docs, copyright, changelog; installed, run and removed."
+// "`make deb`: binary, manual pages, completions, example units, docs, copyright, changelog; installed, run and
+// removed."
 #[test]
 fn the_debian_package_is_installed_run_and_removed() {
     let directory = TempDir::new().expect("a directory");
@@ -102,7 +103,8 @@ fn the_debian_package_is_installed_run_and_removed() {
     assert!(!binary.exists() && !root.path().join("usr").exists());
 }
 
-// "`make rpm`": what Cargo.toml lists for cargo-generate-rpm has all files of these directories, and the programs among them can be executed.
+// "`make rpm`": what Cargo.toml lists for cargo-generate-rpm has all files of these directories, and the programs among
+// them can be executed.
 #[test]
 fn the_rpm_package_has_all_files() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));

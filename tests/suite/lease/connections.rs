@@ -87,8 +87,8 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_cancellation_reserves
     held_in_time(is_free(store, "reserved"), "it is not reserved for a run that has ended");
 });
 
-// "Nothing is left": a request that a waiter sent over a connection that it has given up, and that arrives only when its run is over,
-// acquires no lock.
+// "Nothing is left": a request that a waiter sent over a connection that it has given up, and that arrives only when
+// its run is over, acquires no lock.
 on_every_lease_store!(late_requests_of_a_run_that_is_over_acquire_nothing, |store| {
     let proxy = scene(store, "over");
     let holder = Holder::new(store, "over");
@@ -102,8 +102,8 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_acquire_nothing, |stor
     held_in_time(is_free(store, "over"), "no run that has ended holds it");
 });
 
-// "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its lock stays only for
-// a while does not make it stay for ever.
+// "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its
+// lock stays only for a while does not make it stay for ever.
 on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     let proxy = scene(store, "stays");
     // From now on a Redis server has the scripts of a waiter's claim.
@@ -125,8 +125,8 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     assert!(expires_in(store, "stays").is_some(), "the lock stays for ever");
 });
 
-// "Every write checks the token": a request that a waiter sent over a connection that it has given up, and that arrives only when it holds
-// the lock, does not take the lock from it.
+// "Every write checks the token": a request that a waiter sent over a connection that it has given up, and that arrives
+// only when it holds the lock, does not take the lock from it.
 on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     let proxy = scene(store, "old");
     let holder = Holder::new(store, "old");

@@ -53,8 +53,8 @@ impl Case {
         Case { key: key.to_owned(), old, next: None, record }
     }
 
-    /// Starts the next holder, over an undisturbed connection. The length of its own lease makes no difference: it begins when the old one
-    /// has ended.
+    /// Starts the next holder, over an undisturbed connection. The length of its own lease makes no difference: it
+    /// begins when the old one has ended.
     #[track_caller]
     fn queue(&mut self, store: &Store) {
         let words = witness::command(&self.record, "next", &[]);
@@ -273,7 +273,8 @@ on_every_lease_store!(the_guardian_is_stopped_and_the_network_cut, |store| {
     scene.judge("guardian stopped, traffic swallowed");
 });
 
-// "It holds under STOP of lockrun": of all its processes at once, as `pkill -STOP -f lockrun` does, where the command goes on.
+// "It holds under STOP of lockrun": of all its processes at once, as `pkill -STOP -f lockrun` does, where the command
+// goes on.
 on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
     let mut scene = Scene::with_queue(store);
     for case in &scene.cases {
@@ -286,8 +287,8 @@ on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
     scene.judge("lockrun and its guardian stopped");
 });
 
-// "If lockrun is killed or stopped, the guardian kills the command's processes; if the guardian is, lockrun does": here one after the other
-// is, and what the kernel does for the command would not suffice.
+// "If lockrun is killed or stopped, the guardian kills the command's processes; if the guardian is, lockrun does": here
+// one after the other is, and what the kernel does for the command would not suffice.
 on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     let call = Lockrun::new(store).key("orphan").args(["--ttl", "10m"]);
     let script = "trap '' TERM; setsid sleep 600 & echo ready; sleep 600; sleep 600";
@@ -302,8 +303,9 @@ on_every_lease_store!(lockrun_is_stopped_and_the_guardian_killed, |store| {
     assert!(is_free(store, "orphan"), "nobody has it any more");
 });
 
-// "The local deadline counts from before the request left": from the first request, if the server received a waiter's claim but the
-// connection closed before the answer, and the waiter learns that it has the lock only by another request, some time later.
+// "The local deadline counts from before the request left": from the first request, if the server received a waiter's
+// claim but the connection closed before the answer, and the waiter learns that it has the lock only by another
+// request, some time later.
 on_every_lease_store!(the_answer_to_a_claim_is_lost_and_then_the_network, |store| {
     let proxy = store.proxy();
     let records = memory::directory();

@@ -1,4 +1,5 @@
-//! Where two runs overlap after all, because the store or the machine did what no lock survives, the fence tells them apart.
+//! Where two runs overlap after all, because the store or the machine did what no lock survives, the fence tells them
+//! apart.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,8 +15,8 @@ use crate::support::processes::find_program;
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, LeaseServer as _, Lockrun, Redis, Running, eventually, memory};
 
-/// A command that ignores TERM, and prints its fence. It and a child in a session of its own append the fence to a file every few
-/// milliseconds.
+/// A command that ignores TERM, and prints its fence. It and a child in a session of its own append the fence to a file
+/// every few milliseconds.
 const WRITER: &str = "
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -33,7 +34,8 @@ while True:
     write()
 ";
 
-/// The file that the runs append to. A resource that checks fences would reject a write that follows one with a greater fence.
+/// The file that the runs append to. A resource that checks fences would reject a write that follows one with a greater
+/// fence.
 struct Resource {
     file: PathBuf,
     _directory: TempDir,
@@ -107,7 +109,8 @@ on_every_lease_store!(the_store_is_wiped, |store| {
     new.run.kill_everything();
 });
 
-// "Two primaries", of which one is a replica that was promoted before it received the lock: each run has a lock, on a server of its own.
+// "Two primaries", of which one is a replica that was promoted before it received the lock: each run has a lock, on a
+// server of its own.
 #[test]
 fn a_replica_without_the_lock_is_promoted() {
     judge(|| {
@@ -127,9 +130,9 @@ fn a_replica_without_the_lock_is_promoted() {
     });
 }
 
-// "The whole machine is paused": the lock passes on, and when the machine resumes, lockrun kills at once what still lives. A control group
-// stands for the machine. The kernel can still kill what is frozen in it: the guardian, when its time is up, and so the command; but not
-// the command's child.
+// "The whole machine is paused": the lock passes on, and when the machine resumes, lockrun kills at once what still
+// lives. A control group stands for the machine. The kernel can still kill what is frozen in it: the guardian, when its
+// time is up, and so the command; but not the command's child.
 on_every_lease_store!(the_machine_is_paused, |store| {
     let resource = Resource::new();
     let machine = ControlGroup::need("machine");

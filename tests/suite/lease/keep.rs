@@ -14,7 +14,8 @@ use crate::support::{Holder, LONG, Lockrun, eventually, witness};
 /// What a busy machine may add to a promised time, to start a process or two.
 const ALLOWANCE: Duration = Duration::from_secs(2);
 
-// "Keeps the lease alive from a background thread": a command that takes three times the lease's length never loses its lock.
+// "Keeps the lease alive from a background thread": a command that takes three times the lease's length never loses its
+// lock.
 on_every_store!(a_long_command_keeps_its_lock, |store| {
     let call = Lockrun::new(store).key("kept").args(["--ttl", "2s"]).sh("echo ready; read line || :");
     let mut run = call.with_open_input();
@@ -150,8 +151,8 @@ on_every_lease_store!(a_lease_that_is_not_ours_ends_the_command_at_once, |store|
     run.wait().exited(79);
 });
 
-// "Each acquisition of a key gets a number greater than every earlier one": also an acquisition under the same token, after the holder's
-// record was lost.
+// "Each acquisition of a key gets a number greater than every earlier one": also an acquisition under the same token,
+// after the holder's record was lost.
 on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
     let fence = || {
         token(store, "fence", &["--token", "callback:42", "--ttl", "10m"]);
@@ -163,8 +164,8 @@ on_every_lease_store!(what_is_acquired_anew_has_a_greater_fence, |store| {
     assert!(fence() > first, "it did not hold the lock any more");
 });
 
-// "Keeps the lease alive from a background thread": also in a store that answers more slowly than renewals are due: it gets one request at
-// a time, and none once the command has ended.
+// "Keeps the lease alive from a background thread": also in a store that answers more slowly than renewals are due: it
+// gets one request at a time, and none once the command has ended.
 on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
     let server = store.server();
     let proxy = store.proxy();
@@ -196,7 +197,8 @@ on_every_lease_store!(a_tight_lease_is_refused_or_kept, |store| {
         let mut run = call.sh("sleep 2; exit 7").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let output = run.wait();
-        // The other statuses are those of a busy machine, on which so short a lease cannot be kept, or not even acquired.
+        // The other statuses are those of a busy machine, on which so short a lease cannot be kept, or not even
+        // acquired.
         assert!(matches!(output.status, Some(7 | 64 | 69 | 79)), "{output}");
         let asked = server.requests() - before;
         // A renewal every 20 ms is the most that a failing store would see.

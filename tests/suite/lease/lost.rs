@@ -41,8 +41,8 @@ impl Case {
     }
 }
 
-// "Status 79: the lease was lost, and the message says how": whether each renewal fails at once, or the last one is still on its way when
-// TERM is due.
+// "Status 79: the lease was lost, and the message says how": whether each renewal fails at once, or the last one is
+// still on its way when TERM is due.
 on_every_lease_store!(a_lost_lease_is_reported_once, |store| {
     let calls = [|url: &str, key: &str| Lockrun::at(url).key(key), |url: &str, _: &str| sequence::at(url, "1")];
     let cases = [Mode::Answer(b"nonsense\r\n"), Mode::Reset, Mode::Swallow]

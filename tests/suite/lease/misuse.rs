@@ -13,8 +13,8 @@ use crate::support::lockrun::PROGRAM;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
-// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": commands by hand under the token, which
-// COMMAND has in its environment, do not shorten the lease on which lockrun relies.
+// "From COMMAND's first instruction until COMMAND is dead, no other run holds the same key": commands by hand under the
+// token, which COMMAND has in its environment, do not shorten the lease on which lockrun relies.
 on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
     for (key, ttl) in [("lasts", "30s"), ("for-ever", "none")] {
         let call = Lockrun::new(store).key(key).args(["--ttl", ttl]);
@@ -41,7 +41,8 @@ fn renewing_run(store: &Store, key: &str) -> (Running, String) {
     (run, ours)
 }
 
-// The same if a renewal by hand makes the lease endless: later renewals by lockrun take nothing from it, and the end of the command ends it.
+// The same if a renewal by hand makes the lease endless: later renewals by lockrun take nothing from it, and the end of
+// the command ends it.
 on_every_store!(a_lease_is_made_endless_under_its_command, |store| {
     let (mut run, ours) = renewing_run(store, "k");
     renew(store, "k", &ours, &["--ttl", "none"]).exited(0).silent();
@@ -54,8 +55,9 @@ on_every_store!(a_lease_is_made_endless_under_its_command, |store| {
     assert!(!is_held(store, "k"));
 });
 
-// "Where a command runs under a lease, the lock is free when the command has ended": a run whose lease was made endless by hand still
-// renews it, so it learns of a `break`. "Nothing outlives lockrun": if lockrun is killed, its guardian releases such a lock.
+// "Where a command runs under a lease, the lock is free when the command has ended": a run whose lease was made endless
+// by hand still renews it, so it learns of a `break`. "Nothing outlives lockrun": if lockrun is killed, its guardian
+// releases such a lock.
 on_every_lease_store!(a_lease_that_was_made_endless_ends_with_its_run, |store| {
     let (run, ours) = renewing_run(store, "broken");
     renew(store, "broken", &ours, &["--ttl", "none"]).exited(0).silent();
@@ -82,8 +84,8 @@ on_every_lease_store!(a_lease_is_made_longer_under_its_command, |store| {
     assert!(!is_held(store, "k"));
 });
 
-// "`break` takes the lock from its holder": a command that succeeds before its run learns of that keeps nothing, and lockrun says so. Nor
-// is the lock kept if the command itself has released it, as it wanted.
+// "`break` takes the lock from its holder": a command that succeeds before its run learns of that keeps nothing, and
+// lockrun says so. Nor is the lock kept if the command itself has released it, as it wanted.
 on_every_lease_store!(a_revoked_lock_is_not_reported_as_kept, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let go = directory.path().join("go");
@@ -104,8 +106,8 @@ on_every_store!(a_released_lock_is_not_reported_as_kept, |store| {
     assert!(!is_held(store, "let-go"));
 });
 
-// "A crash frees it within ttl + 1 s": also if the first request to find the lease expired wants no lock, but a value of a sequence under
-// the same key.
+// "A crash frees it within ttl + 1 s": also if the first request to find the lease expired wants no lock, but a value
+// of a sequence under the same key.
 on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_the_next_waiter, |store| {
     let reserve = Lockrun::other("reserve", store).key("both");
     reserve.clone().args(["--from", "no integer", "--next", "true"]).command(["true"]).run().exited(0);
@@ -115,7 +117,8 @@ on_every_lease_store!(a_lock_that_a_reservation_finds_free_goes_to_the_next_wait
     until_waiting(store, "both", 1);
     let killed_at = Instant::now();
     holder.run().signal(Signal::SIGKILL);
-    // Each attempt removes what has expired, and reserves nothing. The contract has one second; the rest is for a busy machine.
+    // Each attempt removes what has expired, and reserves nothing. The contract has one second; the rest is for a busy
+    // machine.
     let fails = reserve.args(["--from", "1"]).command(["true"]);
     while !waiter.has_ended() {
         fails.run().exited(125);

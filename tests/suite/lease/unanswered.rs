@@ -15,7 +15,8 @@ use crate::support::{Holder, LONG, Lockrun, Output, eventually, processes};
 
 const OURS: &str = "callback:42";
 
-/// Runs `lockrun acquire` under this token, through the proxy, which loses the requests or the answers of the first connection.
+/// Runs `lockrun acquire` under this token, through the proxy, which loses the requests or the answers of the first
+/// connection.
 #[track_caller]
 fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
     let number = || proxy.next_number();
@@ -32,8 +33,8 @@ fn ask_in_vain(proxy: &Proxy, key: &str, token: &str, options: &[&str]) {
     }
 }
 
-// "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays held, and what only the request
-// acquired does not.
+// "Unknown (an error, possibly done: cancel by token)": what the token held before the request stays held, and what
+// only the request acquired does not.
 on_every_lease_store!(a_repeated_request_without_an_answer_keeps_what_the_first_acquired, |store| {
     // From now on a Redis server has the scripts.
     assert!(is_free(store, "again"));
@@ -102,8 +103,8 @@ on_every_lease_store!(a_request_under_the_token_of_a_run_keeps_its_lock, |store|
     assert!(is_free(store, "run"));
 });
 
-// "A wait that is cut short leaves the queue": a request that was not answered, or whose connection was closed, acquires nothing if it
-// arrives after the wait has ended, whatever later requests were answered.
+// "A wait that is cut short leaves the queue": a request that was not answered, or whose connection was closed,
+// acquires nothing if it arrives after the wait has ended, whatever later requests were answered.
 on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store| {
     for closes in [false, true] {
         let proxy = &store.proxy();
@@ -141,8 +142,8 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
     }
 });
 
-// The same where its guardian, which alone knew of the request, was killed while it held a lock that a later request had acquired: lockrun
-// takes over, and the late request acquires nothing.
+// The same where its guardian, which alone knew of the request, was killed while it held a lock that a later request
+// had acquired: lockrun takes over, and the late request acquires nothing.
 on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |store| {
     let proxy = &store.proxy();
     let holder = Holder::new(store, "orphan");
@@ -174,8 +175,8 @@ on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |
     held_in_time(is_free(store, "orphan"), "no run that has ended holds the lock");
 });
 
-/// Ends the command of a run while the server is away, lets the server come back once lockrun has tried again, and returns the run's
-/// output.
+/// Ends the command of a run while the server is away, lets the server come back once lockrun has tried again, and
+/// returns the run's output.
 #[track_caller]
 fn end_while_away(run: Open, proxy: &Proxy) -> Output {
     proxy.set(Mode::Reset);
@@ -186,7 +187,8 @@ fn end_while_away(run: Open, proxy: &Proxy) -> Output {
     run.wait().exited(0)
 }
 
-// "A clean end frees the lock at once", also if the server is away just then: release is tried again within `--store-timeout`.
+// "A clean end frees the lock at once", also if the server is away just then: release is tried again within
+// `--store-timeout`.
 on_every_lease_store!(a_release_is_tried_again, |store| {
     let proxy = &store.proxy();
     for ttl in ["1h", "none"] {
@@ -230,8 +232,8 @@ on_every_lease_store!(using_a_value_is_tried_again, |store| {
     }
 });
 
-// "Every write checks the token", also if a request that is repeated had been carried out: the run is recorded once, and a lock that was
-// kept and that someone else has then released or renewed is not touched.
+// "Every write checks the token", also if a request that is repeated had been carried out: the run is recorded once,
+// and a lock that was kept and that someone else has then released or renewed is not touched.
 on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
     let proxy = &store.proxy();
     for options in [&["--ttl", "1h"][..], &["--ttl", "1h", "--keep"]] {
@@ -285,7 +287,8 @@ on_every_lease_store!(a_release_by_hand_that_is_tried_again_reports_correctly, |
     assert!(is_held(store, "hand"));
 });
 
-// "Nothing is left": if the guardian was killed before the lock was released, lockrun tries again, too, and keeps what is to be kept.
+// "Nothing is left": if the guardian was killed before the lock was released, lockrun tries again, too, and keeps what
+// is to be kept.
 on_every_lease_store!(a_take_over_tries_again, |store| {
     let proxy = &store.proxy();
     // A new connection shows that it has tried; in a monitored store it may be another client's.

@@ -77,8 +77,8 @@ on_every_lease_store!(the_holder_is_killed, |store| {
     queue.end().in_order(0..5).without_gap(killed_at, limit);
 });
 
-// "A waiter that lets its place run out has lost it": one that is stopped when the lock is handed to it keeps the lock unused until its lease
-// has ended. Once continued, it starts nothing, and waits behind the others.
+// "A waiter that lets its place run out has lost it": one that is stopped when the lock is handed to it keeps the lock
+// unused until its lease has ended. Once continued, it starts nothing, and waits behind the others.
 on_every_lease_store!(a_stopped_waiter_loses_its_place, |store| {
     let holder = Holder::new(store, "still");
     let mut queue = short_places(store, "still");
@@ -97,8 +97,8 @@ on_every_lease_store!(a_stopped_waiter_loses_its_place, |store| {
     queue.end().in_order([1, 2, 3, 0]).without_gap(freed_at, UNUSED + ALLOWANCE);
 });
 
-// One that is stopped for a moment, before, while and after the lock is handed to it, starts nothing after its lease. If it was stopped when it
-// was about to start its command, it says so.
+// One that is stopped for a moment, before, while and after the lock is handed to it, starts nothing after its lease.
+// If it was stopped when it was about to start its command, it says so.
 on_every_lease_store!(a_waiter_is_stopped_around_its_turn, |store| {
     for moment in [-40, -20, -10, -5, 0, 2, 5, 10, 20, 40] {
         let store = &store.another();
@@ -135,8 +135,8 @@ fn moments() -> usize {
     asked.map_or(4, |asked| asked.parse().expect("SUITE_RUNS is a number"))
 }
 
-// "From COMMAND's first instruction no other run holds the same key": the first waiter is stopped, or cut off from the store, at a random moment
-// around its turn, and for a random time around the length of its lease.
+// "From COMMAND's first instruction no other run holds the same key": the first waiter is stopped, or cut off from the
+// store, at a random moment around its turn, and for a random time around the length of its lease.
 on_every_lease_store!(a_waiter_is_disturbed_around_its_turn, |store| {
     let mut random = fastrand::Rng::new();
     for _ in 0..moments() {
@@ -184,8 +184,8 @@ on_every_lease_store!(a_waiter_is_disturbed_around_its_turn, |store| {
     }
 });
 
-/// Kills the first waiters just as the lock is handed to the first of them: after the server has woken it, and before it could act. The
-/// others run soon enough.
+/// Kills the first waiters just as the lock is handed to the first of them: after the server has woken it, and before
+/// it could act. The others run soon enough.
 #[track_caller]
 fn die_when_handed_the_lock(store: &Store, dead: usize) {
     let holder = Holder::new(store, "handed");
@@ -200,7 +200,8 @@ fn die_when_handed_the_lock(store: &Store, dead: usize) {
     queue.end().in_order(dead..dead + 4).without_gap(freed_at, UNUSED + ALLOWANCE);
 }
 
-// "A dead waiter costs what a dead holder costs", also with its neighbours, as when the machine on which they wait fails.
+// "A dead waiter costs what a dead holder costs", also with its neighbours, as when the machine on which they wait
+// fails.
 on_every_lease_store!(waiters_die_when_the_lock_is_handed_to_them, |store| {
     for dead in [1, 3, 6, 12] {
         die_when_handed_the_lock(&store.another(), dead);
@@ -256,7 +257,8 @@ on_every_lease_store!(every_other_waiter_is_cut_off, |store| {
     ran.in_order([1, 3, 5, 7]).without_gap(freed_at, UNUSED + ALLOWANCE);
 });
 
-// Others are stopped, too, and the server does not notice: the first and the second, more than half of all, and all but the last.
+// Others are stopped, too, and the server does not notice: the first and the second, more than half of all, and all but
+// the last.
 on_every_lease_store!(neighbours_are_stopped_when_the_lock_is_handed_over, |store| {
     for still in [0..2, 0..5, 0..7] {
         let store = &store.another();

@@ -24,8 +24,8 @@ fn join(store: &Store, waiter: &Lockrun) -> Open {
     run
 }
 
-// "How the last run ended": also of a waiter whose lock was handed off to the next one. And "of a lock nothing is left" but its fence and
-// its last run.
+// "How the last run ended": also of a waiter whose lock was handed off to the next one. And "of a lock nothing is left"
+// but its fence and its last run.
 on_every_lease_store!(a_run_is_recorded_while_the_next_one_runs, |store| {
     let holder = Holder::new(store, KEY);
     let waiters: Vec<Open> = (0..4)
@@ -46,7 +46,8 @@ on_every_lease_store!(a_run_is_recorded_while_the_next_one_runs, |store| {
     assert_eq!(store.server().left(KEY, true), Vec::<String>::new());
 });
 
-// "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found only when the lock is acquired.
+// "126, 127: COMMAND cannot be executed, is not found; the lock is released": also where that is found only when the
+// lock is acquired.
 on_every_lease_store!(a_missing_command_hands_the_lock_off, |store| {
     let holder = Holder::new(store, KEY);
     let missing = join(store, &waiter(&store.url()).command(["no-such-command"]));
@@ -58,8 +59,8 @@ on_every_lease_store!(a_missing_command_hands_the_lock_off, |store| {
     next.run.wait().exited(0).printed("ran\n");
 });
 
-// However late the server's answer comes, COMMAND starts once, each variable is in its environment once, and its fence is that of its own
-// grant.
+// However late the server's answer comes, COMMAND starts once, each variable is in its environment once, and its fence
+// is that of its own grant.
 on_every_lease_store!(a_late_answer_starts_the_command_once, |store| {
     let proxy = store.proxy();
     let mut fence = 0;
@@ -79,7 +80,8 @@ on_every_lease_store!(a_late_answer_starts_the_command_once, |store| {
     }
 });
 
-// COMMAND's status is passed on also under an emulator that copies lockrun's memory for COMMAND's process instead of sharing it.
+// COMMAND's status is passed on also under an emulator that copies lockrun's memory for COMMAND's process instead of
+// sharing it.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_command_runs_where_memory_is_copied() {

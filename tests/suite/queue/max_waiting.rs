@@ -54,7 +54,8 @@ fn age(redis: &Redis, key: &str, ms: u32) {
     }
 }
 
-// The same for a waiter that was killed, once its place has ended, 30 s after it last asked at the latest: until then it may be alive.
+// The same for a waiter that was killed, once its place has ended, 30 s after it last asked at the latest: until then
+// it may be alive.
 on_redis!(a_killed_waiter_soon_does_not_count, |store, redis| {
     let holder = Holder::new(store, "killed");
     let mut queue = Queue::new(store, "killed");

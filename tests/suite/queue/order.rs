@@ -29,8 +29,8 @@ on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
 /// The options of newcomers.
 const NEWCOMERS: [&[&str]; 3] = [&["--fail", "-q"], &["--skip"], &["--wait", "30ms", "-q"]];
 
-// "In turn": while anyone waits, no newcomer runs, not even while the lock is free and its new holder has not yet been notified. That
-// moment is long here, since the waiters' network is slow, and there is always a newcomer.
+// "In turn": while anyone waits, no newcomer runs, not even while the lock is free and its new holder has not yet been
+// notified. That moment is long here, since the waiters' network is slow, and there is always a newcomer.
 on_every_lease_store!(a_newcomer_does_not_overtake_during_hand_offs, |store| {
     const WAITERS: usize = 15;
     let proxy = store.proxy();
@@ -109,8 +109,8 @@ on_every_lease_store!(a_wait_that_is_cut_short_leaves_nothing, |store| {
     queue.end().in_order([2]);
 });
 
-// "Waiters get the lock in the order in which they came", on files in the kernel's order: all run, one at a time, and a wait is cut short
-// by its time and by a signal.
+// "Waiters get the lock in the order in which they came", on files in the kernel's order: all run, one at a time, and a
+// wait is cut short by its time and by a signal.
 #[test]
 fn waiters_on_files() {
     const WAITERS: usize = 30;

@@ -9,8 +9,8 @@ use crate::support::crowd;
 use crate::support::store::on_every_store;
 use crate::support::{Lockrun, Running};
 
-/// Appends `in` and `out` with its number to a file, and is busy for about a millisecond in between. Appending is atomic and keeps the
-/// order, so the file shows without any clock whether two runs were inside at once.
+/// Appends `in` and `out` with its number to a file, and is busy for about a millisecond in between. Appending is
+/// atomic and keeps the order, so the file shows without any clock whether two runs were inside at once.
 const SCRIPT: &str = "echo in $0 >>\"$1\"; i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; echo out $0 >>\"$1\"";
 
 const RUNS: usize = 50;

@@ -78,8 +78,8 @@ on_every_store!(a_reserved_value_is_passed_over, |store| {
     assert_eq!(taken, ["1", "2", "3"]);
 });
 
-// "Overflow is an error": so is a last value that is not an integer, for which only a program can compute the next one. On every store, an
-// integer that is not written as lockrun writes it does not count as one.
+// "Overflow is an error": so is a last value that is not an integer, for which only a program can compute the next one.
+// On every store, an integer that is not written as lockrun writes it does not count as one.
 on_every_store!(only_a_program_follows_what_is_no_integer, |store| {
     for (number, from) in ["A", "007", "+7", "-0", "1.0", "92233720368547758070"].into_iter().enumerate() {
         let call = || {

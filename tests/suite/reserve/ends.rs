@@ -46,7 +46,8 @@ on_every_store!(a_failed_value_comes_up_again_after_its_lease, |store| {
     assert_eq!(next(&call), "2");
 });
 
-// "Otherwise the last value stays, and the reservation stays until its ttl runs out": also if a signal ended the command.
+// "Otherwise the last value stays, and the reservation stays until its ttl runs out": also if a signal ended the
+// command.
 on_every_store!(a_failed_value_stays_reserved, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     assert_eq!(fail(&call), "1");
@@ -71,7 +72,8 @@ on_every_store!(a_failed_value_can_be_freed_at_once, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "A value that succeeded never comes up again": not even when an earlier value is used after it, by a run that began later.
+// "A value that succeeded never comes up again": not even when an earlier value is used after it, by a run that began
+// later.
 on_every_store!(the_sequence_never_goes_back, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let program = write_script(directory.path(), "next", "#!/bin/sh\necho $(($1 + 1))\n");

@@ -21,8 +21,8 @@ on_every_lease_store!(a_long_command_keeps_its_value, |store| {
     assert_eq!(next(&call), "2");
 });
 
-// "Nothing outlives lockrun": if it is killed, the command is dead before the value comes up again (lease store), or the value is reserved
-// for as long as the command lives (files).
+// "Nothing outlives lockrun": if it is killed, the command is dead before the value comes up again (lease store), or
+// the value is reserved for as long as the command lives (files).
 on_every_store!(lockrun_is_killed, |store| {
     let began = Instant::now();
     let call = reserve(store, "1");
@@ -84,7 +84,8 @@ on_every_lease_store!(a_revoked_value_is_not_used, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// If the store does not learn of the command's end, the value stays reserved for the lease; the command's own status counts.
+// If the store does not learn of the command's end, the value stays reserved for the lease; the command's own status
+// counts.
 on_every_lease_store!(the_store_is_gone_at_the_end, |store| {
     let proxy = store.proxy();
     let call = at(&proxy.url(), "1").args(["--ttl", "10s", "--store-timeout", "0.5s"]);

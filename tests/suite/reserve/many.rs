@@ -12,8 +12,9 @@ use crate::support::sequence::{next, reserve, reserved, status};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
-/// Records when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file shows without any clock whether
-/// two runs had a value at once. Numbers 4, 12, 20 and so on fail, numbers 8, 16 and so on are killed.
+/// Records when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file shows
+/// without any clock whether two runs had a value at once. Numbers 4, 12, 20 and so on fail, numbers 8, 16 and so on
+/// are killed.
 const SCRIPT: &str = "echo \"in $LOCKRUN_VALUE $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
 i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done
 how=ok; [ $(($0 % 4)) -ne 0 ] || how=failed
@@ -21,8 +22,9 @@ echo \"out $LOCKRUN_VALUE $(date +%s%N) $how\" >>\"$1\"
 [ $(($0 % 8)) -ne 0 ] || kill -KILL $$
 [ $how = ok ]";
 
-/// Returns how many run at the same time. On etcd, runs that change a lock at the same moment get in each other's way. PostgreSQL starts a
-/// process for each run, and no more may come at once than a busy machine can start within a request's time.
+/// Returns how many run at the same time. On etcd, runs that change a lock at the same moment get in each other's way.
+/// PostgreSQL starts a process for each run, and no more may come at once than a busy machine can start within a
+/// request's time.
 fn at_once(store: &Store) -> usize {
     match store {
         _ if store.as_etcd().is_some() => 5,
@@ -112,8 +114,8 @@ fn run_all(store: &Store, call: &Lockrun, count: usize, log: &Path) {
     finish(&mut running, 0);
 }
 
-// "200 concurrent reservations from 1: exactly 1 to 200, no duplicates", while every fourth command fails or is killed: those
-// values stay reserved.
+// "200 concurrent reservations from 1: exactly 1 to 200, no duplicates", while every fourth command fails or is killed:
+// those values stay reserved.
 on_every_store!(two_hundred_at_once, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
@@ -130,8 +132,8 @@ on_every_store!(two_hundred_at_once, |store| {
     assert_eq!(next(&call), "201");
 });
 
-// "Those values may come up again only after their lease, and never twice at once": and a value that was used never does, in
-// whatever order they end.
+// "Those values may come up again only after their lease, and never twice at once": and a value that was used never
+// does, in whatever order they end.
 on_every_store!(failed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");

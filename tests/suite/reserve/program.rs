@@ -46,8 +46,8 @@ impl Program {
     }
 }
 
-// "Long work shows where it is on a terminal: `reserve --next` over many candidates"; it leaves nothing behind, and appears only on a
-// terminal.
+// "Long work shows where it is on a terminal: `reserve --next` over many candidates"; it leaves nothing behind, and
+// appears only on a terminal.
 on_every_store!(a_long_search_shows_how_far_it_is, |store| {
     let slow = Program::new("sleep 0.4; printf %s \"$1\" | tr A-Y B-Z; echo");
     let letters = Program::letters();
@@ -113,7 +113,8 @@ on_every_store!(the_line_is_trimmed, |store| {
     assert_eq!(next(&Program::new("printf %0512d | tr 0 x").of(reserve(store, "1"))), longest);
 });
 
-// "An empty line, more than one line, or a non-zero status is an error: exit 125, nothing reserved." So is text that cannot be a value.
+// "An empty line, more than one line, or a non-zero status is an error: exit 125, nothing reserved." So is text that
+// cannot be a value.
 on_every_store!(what_is_no_value_is_an_error, |store| {
     assert_eq!(next(&reserve(store, "7")), "7");
     for (script, why) in [
@@ -178,8 +179,8 @@ on_every_lease_store!(a_round_trip_for_each_candidate, |store| {
     assert_eq!(server.requests() - scripts, server.requests_of(3, 2));
 });
 
-// "A wait that is cut short" leaves nothing: a PROGRAM that hangs is ended with lockrun, and so is what it has started; also if it has
-// closed its output.
+// "A wait that is cut short" leaves nothing: a PROGRAM that hangs is ended with lockrun, and so is what it has started;
+// also if it has closed its output.
 on_every_store!(a_program_that_hangs_ends_with_lockrun, |store| {
     assert_eq!(next(&reserve(store, "1")), "1");
     for script in ["echo x; sleep 600", "sleep 600 & echo y; exec sleep 600", "echo 5; exec >&-; sleep 600"] {

@@ -106,8 +106,8 @@ on_every_store!(kept_reservations_can_be_revoked, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "release" of a reservation whose command still runs: it is released when that has ended, and not kept if it fails. One that
-// succeeds has used its value.
+// "release" of a reservation whose command still runs: it is released when that has ended, and not kept if it fails.
+// One that succeeds has used its value.
 on_every_store!(released_while_the_command_runs, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     let program = env!("CARGO_BIN_EXE_lockrun");
@@ -137,8 +137,8 @@ on_every_store!(events_tell_the_value, |store| {
     assert_eq!(events[8]["key"], "seq");
 });
 
-// A lock and a sequence of the same name are two things to keep apart: a reservation keeps a lock of its name held, as a holder, but "does
-// not respect" one.
+// A lock and a sequence of the same name are two things to keep apart: a reservation keeps a lock of its name held, as
+// a holder, but "does not respect" one.
 on_every_store!(a_reservation_holds_a_lock_of_its_name, |store| {
     let call = reserve(store, "1");
     let run = Reserver::begin(&call);

@@ -1,4 +1,5 @@
-//! The recipe in docs/sequences.md: ticket serials from a program, sold by many at once into a table that wants each of them only once.
+//! The recipe in docs/sequences.md: ticket serials from a program, sold by many at once into a table that wants each of
+//! them only once.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -41,8 +42,8 @@ fn serials(count: usize) -> Vec<String> {
     before.chain((1..).map(|number| format!("AABA-{number:04}"))).take(count).collect()
 }
 
-// "Ticket serials sold by 20 processes at once into a real table with a unique constraint: no violation", and no gap where
-// nothing failed.
+// "Ticket serials sold by 20 processes at once into a real table with a unique constraint: no violation", and no gap
+// where nothing failed.
 on_every_store!(twenty_sell_without_a_gap, |store| shop(store, |postgres| {
     let call = seller(store, postgres);
     for _ in 0..3 {
@@ -55,7 +56,8 @@ on_every_store!(twenty_sell_without_a_gap, |store| shop(store, |postgres| {
     assert_eq!(reserved(store), Vec::<String>::new());
 }));
 
-// The same where every fourth sale fails before it is made: still no violation, and the gaps are those of values that failed.
+// The same where every fourth sale fails before it is made: still no violation, and the gaps are those of values that
+// failed.
 on_every_store!(twenty_sell_while_some_fail, |store| shop(store, |postgres| {
     let call = seller(store, postgres).args(["--ttl", "1h"]);
     let sellers: Vec<_> = (0..SELLERS)

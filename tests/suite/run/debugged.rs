@@ -1,5 +1,5 @@
-//! A lockrun that a debugger holds. It does not run, but it is not stopped either, so its guardian goes on renewing the lease. However long
-//! that lasts, lockrun ends as the run has ended.
+//! A lockrun that a debugger holds. It does not run, but it is not stopped either, so its guardian goes on renewing the
+//! lease. However long that lasts, lockrun ends as the run has ended.
 
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -16,7 +16,8 @@ use crate::support::shell::{PROMPT, enter, shell, written};
 use crate::support::store::on_every_lease_store;
 use crate::support::{Holder, LONG, Lockrun, Redis, Store, eventually};
 
-/// More renewals than the buffer of a socket would have room for, if each were reported to a lockrun that does not read.
+/// More renewals than the buffer of a socket would have room for, if each were reported to a lockrun that does not
+/// read.
 const RENEWALS: u64 = 400;
 
 /// Options for a lease that is renewed often, and long enough that it is not lost on a busy machine.
@@ -151,8 +152,8 @@ on_every_lease_store!(a_command_that_does_not_start, |store| {
     }
 });
 
-// "Ctrl-Z stops both and returns the prompt": also if lockrun does not run when it is pressed, and the command was stopped and continued often
-// before.
+// "Ctrl-Z stops both and returns the prompt": also if lockrun does not run when it is pressed, and the command was
+// stopped and continued often before.
 #[test]
 fn the_last_stop_of_the_command_counts() {
     let store = Store::Redis(Redis::start());

@@ -14,8 +14,8 @@ use crate::support::processes::{a_user_without_processes, is_traced, need_root, 
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
-// "125: lockrun itself failed": with too few descriptors for its own work, it leaves neither an unsupervised command nor a lock behind, and
-// does not crash.
+// "125: lockrun itself failed": with too few descriptors for its own work, it leaves neither an unsupervised command
+// nor a lock behind, and does not crash.
 on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     let mut statuses = Vec::new();
     for limit in 3..=24 {
@@ -37,8 +37,8 @@ on_every_store!(few_descriptors_leave_nothing_behind, |store| {
     assert_eq!(statuses.last(), Some(&Some(124)), "{statuses:?}");
 });
 
-/// Processes in sessions of their own: one records TERM in the file `$1.term` and ends, the other one ignores it. `$1.up` says that they are
-/// there. A shell needs more descriptors than lockrun, and may have them.
+/// Processes in sessions of their own: one records TERM in the file `$1.term` and ends, the other one ignores it.
+/// `$1.up` says that they are there. A shell needs more descriptors than lockrun, and may have them.
 const FAR: &str = "ulimit -n 64
 setsid sh -c 'trap \"echo term >>$1.term; exit\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 & records=$!
 setsid sh -c 'trap \"\" TERM; echo up >>$1.up; while :; do sleep 0.02; done' sh $1 & ignores=$!
@@ -46,8 +46,8 @@ until [ \"$(wc -l <$1.up)\" = 2 ]; do sleep 0.01; done 2>/dev/null
 echo ran
 ";
 
-/// Runs a command that begins with [`FAR`] with each limit on descriptors, and checks that the run is refused or `works`. At some limit it
-/// must work.
+/// Runs a command that begins with [`FAR`] with each limit on descriptors, and checks that the run is refused or
+/// `works`. At some limit it must work.
 #[track_caller]
 fn is_refused_or_works(store: &Store, options: &[&str], script: &str, works: impl Fn(&mut Running, &Path)) {
     let mut refused = Vec::new();
@@ -78,7 +78,8 @@ fn has_term(file: &Path) -> bool {
     file.with_extension("term").exists()
 }
 
-// "`--max-runtime DURATION`: then TERM, KILL, exit 124": with few descriptors a run is refused, or its command is ended like any other.
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124": with few descriptors a run is refused, or its command is ended
+// like any other.
 on_every_store!(a_limit_holds_with_few_descriptors, |store| {
     is_refused_or_works(store, &["--max-runtime", "1s"], "sleep 600", |run, file| {
         eventually(LONG, "the run has ended", || run.has_ended());
@@ -107,8 +108,9 @@ fn descendants_are_awaited_with_few_descriptors() {
     });
 }
 
-// "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not taken to be dead. Here
-// a shell with a child executes lockrun, which then has to look in /proc to find COMMAND's processes.
+// "COMMAND and everything it started": processes that lockrun cannot see, because it can open no more files, are not
+// taken to be dead. Here a shell with a child executes lockrun, which then has to look in /proc to find COMMAND's
+// processes.
 #[test]
 fn unseen_descendants_are_not_taken_for_dead() {
     need_root("trace a process");
@@ -133,7 +135,8 @@ fn unseen_descendants_are_not_taken_for_dead() {
     run.wait().exited(0);
 }
 
-// "125: lockrun itself failed", "69: the store cannot be reached": under a lease that cannot be renewed, COMMAND does not start.
+// "125: lockrun itself failed", "69: the store cannot be reached": under a lease that cannot be renewed, COMMAND does
+// not start.
 on_every_lease_store!(a_lease_that_could_not_be_kept_starts_nothing, |store| {
     let call = Lockrun::new(store).key("eight").args(["--ttl", "60s"]).command(["echo", "ran"]);
     let limits = vec![(Resource::RLIMIT_NOFILE, 8, 8)];
@@ -143,8 +146,8 @@ on_every_lease_store!(a_lease_that_could_not_be_kept_starts_nothing, |store| {
     assert!(is_free(store, "eight"));
 });
 
-// "125: lockrun itself failed": if the user may have one process or thread too few, COMMAND is not started only to be killed, at whatever
-// step lockrun fails.
+// "125: lockrun itself failed": if the user may have one process or thread too few, COMMAND is not started only to be
+// killed, at whatever step lockrun fails.
 on_every_lease_store!(too_few_processes_start_nothing, |store| {
     need_root("become another user");
     let (_place, program) = program_for_all();

@@ -243,8 +243,8 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
         let _ = first.read_to_string(&mut text);
         text.contains("\"started\"")
     });
-    // The next event finds no reader; the SIGPIPE for that must not have any effect, least of all on COMMAND. A child that another test has
-    // forked also holds the reader's descriptor until it calls exec.
+    // The next event finds no reader; the SIGPIPE for that must not have any effect, least of all on COMMAND. A child
+    // that another test has forked also holds the reader's descriptor until it calls exec.
     drop(first);
     let writer = || OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&fifo);
     eventually(LONG, "nobody reads it", || writer().is_err());
@@ -283,7 +283,8 @@ on_every_store!(a_standard_stream_that_is_a_socket_is_written, |store| {
     }
 });
 
-// The same for a file whose server does not answer: the run waits neither for it to be opened nor for a line to be written.
+// The same for a file whose server does not answer: the run waits neither for it to be opened nor for a line to be
+// written.
 on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
     // Which call opens a file depends on the C library, and not every architecture has both.
     for call in ["?open,openat", "write"] {

@@ -10,7 +10,8 @@ use crate::support::processes::{children, find_program, need_root, send, state};
 use crate::support::store::on_every_store;
 use crate::support::{Holder, LONG, Lockrun, eventually};
 
-/// Leaves a process to the first process of a container, `first`, as a health check may. Returns its id when it is there.
+/// Leaves a process to the first process of a container, `first`, as a health check may. Returns its id when it is
+/// there.
 #[track_caller]
 fn leave_orphan(first: i32) -> i32 {
     let before = children(first);
@@ -22,8 +23,8 @@ fn leave_orphan(first: i32) -> i32 {
     })
 }
 
-// "Nothing is left": as any first process, lockrun reaps what it inherits, while it waits and while the command runs. Otherwise a container
-// could start no process any more when its limit (pids.max) is reached.
+// "Nothing is left": as any first process, lockrun reaps what it inherits, while it waits and while the command runs.
+// Otherwise a container could start no process any more when its limit (pids.max) is reached.
 on_every_store!(what_others_leave_behind_is_reaped, |store| {
     need_root("enter a PID namespace");
     let holder = Holder::new(store, "first");

@@ -1,5 +1,5 @@
-//! Under a lease the guardian does the work: it waits, runs the command and releases. What happens when it or lockrun dies or is
-//! stopped, mostly before COMMAND starts; for the rest see `faults` and `outliving`.
+//! Under a lease the guardian does the work: it waits, runs the command and releases. What happens when it or lockrun
+//! dies or is stopped, mostly before COMMAND starts; for the rest see `faults` and `outliving`.
 
 use std::time::Duration;
 
@@ -113,8 +113,8 @@ on_every_lease_store!(a_guardian_that_ignores_signals_goes_with_lockrun, |store|
     holder.end();
 });
 
-// "Nothing outlives lockrun": its guardian goes with it even if it is stopped, because the run was suspended while it waited, or on its own
-// while the command runs.
+// "Nothing outlives lockrun": its guardian goes with it even if it is stopped, because the run was suspended while it
+// waited, or on its own while the command runs.
 on_every_lease_store!(a_stopped_guardian_goes_with_lockrun, |store| {
     let stands_still = |pid| state(pid) == Some('T');
     // As a job of cron: no shell or kernel continues its process group.
@@ -138,7 +138,8 @@ on_every_lease_store!(a_stopped_guardian_goes_with_lockrun, |store| {
     assert!(!is_held(store, "left"));
 });
 
-// If lockrun is stopped, COMMAND does not start, even if the lock is granted meanwhile: it starts when lockrun is continued.
+// If lockrun is stopped, COMMAND does not start, even if the lock is granted meanwhile: it starts when lockrun is
+// continued.
 on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
     let server = store.server();
     server.pause();
@@ -170,8 +171,8 @@ on_every_lease_store!(a_wait_whose_guardian_is_stopped_can_be_ended, |store| {
     holder.end();
 });
 
-// A signal to lockrun also arrives if its guardian is being stopped at that moment: a STOP signal takes effect when the process next gets
-// a processor.
+// A signal to lockrun also arrives if its guardian is being stopped at that moment: a STOP signal takes effect when the
+// process next gets a processor.
 on_every_lease_store!(a_signal_arrives_at_a_guardian_that_is_about_to_stop, |store| {
     let call = Lockrun::new(store).key("stopping").args(["--ttl", "none"]);
     let mut run = call.sh("echo ready; exec sleep 600").spawn();
@@ -190,7 +191,8 @@ on_every_lease_store!(a_signal_arrives_at_a_guardian_that_is_about_to_stop, |sto
     assert!(is_free(store, "stopping"));
 });
 
-// "A wake-up that comes late is judged by H alone": one that is read after the lease has ended starts nothing, and the waiter waits again.
+// "A wake-up that comes late is judged by H alone": one that is read after the lease has ended starts nothing, and the
+// waiter waits again.
 on_every_lease_store!(a_wake_up_is_read_after_the_lease, |store| {
     let holder = Holder::new(store, "refused");
     let mut queue = Queue::new(store, "refused").with(&["--ttl", "2s"]);
@@ -211,8 +213,8 @@ on_every_lease_store!(a_wake_up_is_read_after_the_lease, |store| {
     queue.end().in_order([1, 0]);
 });
 
-// "From COMMAND's first instruction no other run holds the same key": a lease that expired before COMMAND could start was not lost while
-// COMMAND ran, whatever `--on-lost` says.
+// "From COMMAND's first instruction no other run holds the same key": a lease that expired before COMMAND could start
+// was not lost while COMMAND ran, whatever `--on-lost` says.
 on_every_lease_store!(nothing_begins_when_the_lease_is_over, |store| {
     // The first run creates the tables, if the store has any.
     Lockrun::at(&store.url()).key("too-late").command(["true"]).run().exited(0);
@@ -273,8 +275,8 @@ on_every_lease_store!(an_end_after_many_renewals_is_noticed, |store| {
     run.finish().exited(7).silent();
 });
 
-// "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started late in the lease,
-// because the store was slow and lockrun had just looked.
+// "Nothing outlives lockrun's lease" if the guardian is stopped as soon as the command has started: also if it started
+// late in the lease, because the store was slow and lockrun had just looked.
 on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
     let proxy = store.proxy();
     let records = memory::directory();
@@ -308,8 +310,8 @@ on_every_lease_store!(a_guardian_is_stopped_late_in_the_lease, |store| {
     assert!(witness::smallest_margin(&lives).is_none_or(|margin| margin > 0), "{lives:?}");
 });
 
-/// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory then takes many
-/// seconds.
+/// Executes sleep(1) at a priority at which it hardly gets a processor while others want one. Giving back its memory
+/// then takes many seconds.
 const SLOW: &str = "
 import mmap, os
 memory = mmap.mmap(-1, 512 << 20)
@@ -321,8 +323,9 @@ print('ready', flush=True)
 os.execv('/bin/sleep', ['sleep', '600'])
 ";
 
-// "COMMAND and all that lockrun must stop is dead", in time: recent kernels make a reader of /proc/PID/stat wait while that process, which
-// may be anyone's, executes a program. The test depends on the order: on a busy machine that process may be quicker than lockrun.
+// "COMMAND and all that lockrun must stop is dead", in time: recent kernels make a reader of /proc/PID/stat wait while
+// that process, which may be anyone's, executes a program. The test depends on the order: on a busy machine that
+// process may be quicker than lockrun.
 #[test]
 fn a_preexisting_child_that_executes_a_program_is_not_waited_for() {
     judge(|| {
@@ -341,7 +344,8 @@ fn a_preexisting_child_that_executes_a_program_is_not_waited_for() {
         let mut run = call.sh("setsid sleep 600 & exec sleep 600").spawn();
         eventually(LONG, "the run has ended", || run.has_ended());
         let name = name();
-        // It cannot be found by its environment while it is executing a program, and the busy processes keep it from finishing that.
+        // It cannot be found by its environment while it is executing a program, and the busy processes keep it from
+        // finishing that.
         child.signal(Signal::SIGKILL);
         for busy in &busy {
             busy.signal(Signal::SIGKILL);

@@ -1,4 +1,5 @@
-//! A terminal that goes away while lockrun leads its session, as under `ssh -t HOST lockrun …` or in a window of its own.
+//! A terminal that goes away while lockrun leads its session, as under `ssh -t HOST lockrun …` or in a window of its
+//! own.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -106,8 +107,8 @@ on_every_store!(it_ends_a_wait, |store| {
     assert!(!trace.exists(), "the command was started");
 });
 
-// "Ctrl-Z stops both and returns the prompt": not if lockrun leads the session, since no one would continue it. A wait goes on, as in
-// flock(1).
+// "Ctrl-Z stops both and returns the prompt": not if lockrun leads the session, since no one would continue it. A wait
+// goes on, as in flock(1).
 on_every_store!(ctrl_z_does_not_stop_a_leader_that_waits, |store| {
     let holder = Holder::new(store, "hang-up");
     let mut terminal = lead(store, &["--wait", "-v"], "exit 3");

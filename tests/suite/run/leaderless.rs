@@ -37,7 +37,8 @@ impl Leaderless {
         self.directory.path().join("lives")
     }
 
-    /// Returns shell code that starts it in a session of its own and goes on when its main thread has ended; its id is in `$pid`.
+    /// Returns shell code that starts it in a session of its own and goes on when its main thread has ended; its id is
+    /// in `$pid`.
     fn starts(&self) -> String {
         let (program, file) = (&self.program, self.file());
         let start = format!("setsid {program} {} & pid=$!", file.display());
@@ -63,7 +64,8 @@ on_every_store!(it_is_ended, |store| {
     assert!(is_free(store, "leaderless"));
 });
 
-// "... hold the lock until the last has gone": also if lockrun has children of its own, and has to look which processes are left.
+// "... hold the lock until the last has gone": also if lockrun has children of its own, and has to look which processes
+// are left.
 on_every_store!(it_is_no_dead_one, |store| {
     let leaderless = Leaderless::new();
     let run = call(store, &leaderless).in_shell("sleep 600 & exec \"$@\"").spawn_alone();

@@ -18,8 +18,8 @@ echo '127.0.0.1       STREAM locks.test'
 sleep 0.3 &
 ";
 
-// "Retry until it is time for TERM": a renewal that first has to look up the server's name succeeds at the first attempt, also while the
-// guardian reaps what COMMAND has left behind.
+// "Retry until it is time for TERM": a renewal that first has to look up the server's name succeeds at the first
+// attempt, also while the guardian reaps what COMMAND has left behind.
 on_every_lease_store!(a_name_can_be_looked_up_while_a_command_runs, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let at = |name: &str| directory.path().join(name);

@@ -18,8 +18,8 @@ fn outer(store: &Store, key: &str, script: &str) -> Lockrun {
 const REFUSED: &str = "it is held by a run that this one is part of";
 const REFUSED_SLOTS: &str = "slots are held by runs that this one is part of";
 
-// "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting for ever": at once,
-// also for a wait with a time limit.
+// "A run inside COMMAND that would wait for the very lock it runs under is refused with a message instead of waiting
+// for ever": at once, also for a wait with a time limit.
 on_every_store!(a_wait_for_oneself_is_refused, |store| {
     for wait in ["--wait", "--wait 10m"] {
         let script = inner(&format!("--key a {wait} -- echo ran"));
@@ -52,7 +52,8 @@ on_every_store!(without_a_wait_it_is_simply_held, |store| {
     outer(store, "a", &inner("--key a --skip -- echo ran")).run().exited(0).printed("").silent();
 });
 
-// "Up to N runs hold the lock at once": another slot may come free, so a run that waits for it does not wait for itself.
+// "Up to N runs hold the lock at once": another slot may come free, so a run that waits for it does not wait for
+// itself.
 on_every_store!(another_slot_may_be_waited_for, |store| {
     let script = format!("echo ready; read line || :; {}", inner("--key a --slots 2 --wait -- echo ran"));
     let mut run = outer(store, "a", &script).args(["--slots", "2"]).with_open_input();

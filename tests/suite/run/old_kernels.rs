@@ -1,4 +1,5 @@
-//! Kernels without the newer system calls, and sandboxes that refuse some: the run works, or the message says what is missing.
+//! Kernels without the newer system calls, and sandboxes that refuse some: the run works, or the message says what is
+//! missing.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -8,8 +9,8 @@ use crate::support::holder::is_free;
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, Store, eventually};
 
-/// System calls that Linux 4.19, the kernel of Debian 10, did not have, and that the C library or the standard library may use where they
-/// exist.
+/// System calls that Linux 4.19, the kernel of Debian 10, did not have, and that the C library or the standard library
+/// may use where they exist.
 const NEWER: [i64; 9] = [
     libc::SYS_clone3,
     libc::SYS_close_range,
@@ -22,8 +23,8 @@ const NEWER: [i64; 9] = [
     libc::SYS_pidfd_send_signal,
 ];
 
-/// System calls that sandboxes forbid, too: those of containers refuse real-time priority, stricter ones information about files and
-/// processes.
+/// System calls that sandboxes forbid, too: those of containers refuse real-time priority, stricter ones information
+/// about files and processes.
 const FORBIDDEN: [i64; 9] = [
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,

@@ -57,7 +57,8 @@ on_every_store!(a_run_that_goes_on_is_held, |store| {
     queue.nothing_is_left();
 });
 
-// A lock that is kept, or held by hand, does not count as a run; and a run counts as done even while another run holds the lock.
+// A lock that is kept, or held by hand, does not count as a run; and a run counts as done even while another run holds
+// the lock.
 on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
     let token = hand::token(store, "job", &["--ttl", "10m"]);
     hand::release(store, "job", &token).exited(0);

@@ -1,5 +1,5 @@
-//! Job control where no shell is left to continue what a terminal stops: the kernel then calls the process group orphaned. It does not
-//! stop such a group for the terminal, and it ends a suspended one.
+//! Job control where no shell is left to continue what a terminal stops: the kernel then calls the process group
+//! orphaned. It does not stop such a group for the terminal, and it ends a suspended one.
 
 use std::process::Command;
 
@@ -34,7 +34,8 @@ fn ctrl_z_stops_nothing(store: &Store, script: &str) {
     assert!(is_free(store, "orphaned"));
 }
 
-// "The terminal and job control reach COMMAND as they were": Ctrl-Z under `ssh -t HOST lockrun …` or in a window of its own.
+// "The terminal and job control reach COMMAND as they were": Ctrl-Z under `ssh -t HOST lockrun …` or in a window of its
+// own.
 on_every_store!(ctrl_z_does_not_stop_a_leader, |store| {
     ctrl_z_stops_nothing(store, "exec \"$@\"");
 });
@@ -44,13 +45,14 @@ on_every_store!(ctrl_z_does_not_stop_a_leaders_child, |store| {
     ctrl_z_stops_nothing(store, "\"$@\"; exit $?");
 });
 
-// The same in a container's terminal: nothing stops the first process of a PID namespace, so lockrun could not stop with the command.
+// The same in a container's terminal: nothing stops the first process of a PID namespace, so lockrun could not stop
+// with the command.
 on_every_store!(ctrl_z_does_not_stop_a_container, |store| {
     ctrl_z_stops_nothing(store, &as_first_process());
 });
 
-// "The terminal and job control reach COMMAND as they were": a suspended run does not outlive its shell, whether the shell exits or its
-// window closes. (Some shells send HUP themselves, but not this one.)
+// "The terminal and job control reach COMMAND as they were": a suspended run does not outlive its shell, whether the
+// shell exits or its window closes. (Some shells send HUP themselves, but not this one.)
 on_every_store!(a_suspended_run_ends_with_its_shell, |store| {
     for closes in [false, true] {
         let directory = TempDir::new().expect("a temporary directory");
@@ -79,7 +81,8 @@ on_every_store!(a_suspended_run_ends_with_its_shell, |store| {
     }
 });
 
-// The same for a background job whose shell has exited: reading the terminal fails, instead of stopping the job for ever.
+// The same for a background job whose shell has exited: reading the terminal fails, instead of stopping the job for
+// ever.
 on_every_store!(a_read_in_the_background_fails, |store| {
     let job = "while kill -0 $$ 2>/dev/null; do sleep 0.01; done; \"$@\"; echo status $?";
     let script = format!("sh -mc '({job}) & :' sh \"$@\"; read word");

@@ -83,8 +83,8 @@ on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
     });
 });
 
-// "It stays held ... and not a moment longer": also if lockrun is killed in the middle of its release. A daemon then holds the lock, as any
-// process of the command would, and others see that.
+// "It stays held ... and not a moment longer": also if lockrun is killed in the middle of its release. A daemon then
+// holds the lock, as any process of the command would, and others see that.
 #[test]
 fn a_daemon_does_not_keep_the_record_in_use() {
     let store = Store::file();
@@ -193,14 +193,16 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
     call.sh("exit 4").run().exited(4).silent();
 });
 
-// "COMMAND's own: it ran and ended": a command that ended in time has, even if the process that watches it notices only after the limit.
+// "COMMAND's own: it ran and ended": a command that ended in time has, even if the process that watches it notices only
+// after the limit.
 on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
     // A busy machine needs more time than another.
     let in_time = [3, 12, 48].into_iter().any(|limit| noticed_late(store, limit));
     assert!(in_time, "this machine is too busy: a command that does nothing took longer than 48 s");
 });
 
-/// Ends a command, and lets its parent notice only after its limit, in seconds. Returns false if the command did not end before that.
+/// Ends a command, and lets its parent notice only after its limit, in seconds. Returns false if the command did not
+/// end before that.
 #[track_caller]
 fn noticed_late(store: &Store, limit: u64) -> bool {
     let (option, limit) = (format!("--max-runtime={limit}s"), Duration::from_secs(limit));

@@ -75,12 +75,12 @@ fn guardian_of(run: &Running) -> i32 {
     eventually_some(LONG, "it has a guardian", || children(run.pid()).into_iter().find(is_guardian))
 }
 
-/// A shell with a child that, once it may, starts a process and ends: that process becomes the child of lockrun, which the shell has
-/// executed by then.
+/// A shell with a child that, once it may, starts a process and ends: that process becomes the child of lockrun, which
+/// the shell has executed by then.
 const LATE: &str = "{ until [ -e \"$BEGIN\" ]; do sleep 0.01; done; sleep 600 & echo $! >\"$ID\"; } & exec \"$@\"";
 
-/// Executes this call in such a shell. The command, a shell script, begins when all that has happened. Also returns the id of the process
-/// that was left to lockrun.
+/// Executes this call in such a shell. The command, a shell script, begins when all that has happened. Also returns the
+/// id of the process that was left to lockrun.
 fn with_a_late_child(call: &Lockrun, script: &str, directory: &Path) -> (Running, i32) {
     let at = |name: &str| directory.join(name);
     let call = call.clone().env("BEGIN", at("begin")).env("ID", at("id")).env("GO", at("go"));
@@ -105,8 +105,8 @@ fn spares_a_late_child(call: &Lockrun, script: &str, status: i32) {
     run.wait().exited(status);
 }
 
-// "COMMAND and all that it started, and nobody else": processes that the shell's children have started since, and left behind, are not
-// COMMAND's.
+// "COMMAND and all that it started, and nobody else": processes that the shell's children have started since, and left
+// behind, are not COMMAND's.
 on_every_store!(what_they_leave_behind_is_spared, |store| {
     let call = Lockrun::new(store).key("before").args(["--kill-after", "1s"]);
     let daemon = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
@@ -140,8 +140,8 @@ fn trace_to(pid: Pid, event: i32) {
     }
 }
 
-// "COMMAND is dead before the lock can pass", also if the guardian, until COMMAND has started, is in the same process group as the shell's
-// children: it stands still there until lockrun kills it, and then takes a long time to die.
+// "COMMAND is dead before the lock can pass", also if the guardian, until COMMAND has started, is in the same process
+// group as the shell's children: it stands still there until lockrun kills it, and then takes a long time to die.
 #[test]
 fn the_command_of_a_dying_guardian_is_not_overlooked() {
     let store = Store::redis();

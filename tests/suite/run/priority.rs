@@ -25,8 +25,8 @@ fn may_have_priority() -> bool {
     Command::new("chrt").args(["--rr", "1", "true"]).status().expect("chrt(1) is there").success()
 }
 
-// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its guardian run with
-// real-time priority, if they may. COMMAND has the priority that lockrun was started with.
+// "COMMAND's processes are dead before the lease can pass on", also where processors are scarce: lockrun and its
+// guardian run with real-time priority, if they may. COMMAND has the priority that lockrun was started with.
 on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     let may = may_have_priority();
     let call = Lockrun::new(store).key("priority").sh("echo ready; exec sleep 600");

@@ -1,4 +1,5 @@
-//! Filters of system calls that kill lockrun for a call, as systemd's `SystemCallFilter=` does by default, or refuse it.
+//! Filters of system calls that kill lockrun for a call, as systemd's `SystemCallFilter=` does by default, or refuse
+//! it.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -48,8 +49,8 @@ const IPC: [i64; 6] = [
     libc::SYS_semget,
 ];
 
-/// Calls that lockrun needs for the end of its command, and a shell does without: some of the groups `@process`, `@default` and
-/// `@system-service`.
+/// Calls that lockrun needs for the end of its command, and a shell does without: some of the groups `@process`,
+/// `@default` and `@system-service`.
 const LATE: [i64; 14] = [
     libc::SYS_getpgid,
     libc::SYS_getsid,
@@ -126,8 +127,8 @@ fn refusing(calls: &[i64]) -> Birth {
     Birth { refused: calls.iter().map(|&call| (call, Errno::EPERM)).collect(), ..Birth::default() }
 }
 
-// "No other run holds the same key until COMMAND and all that lockrun must stop is dead": a sandbox that kills lockrun for a system call does
-// so before there is a lock, not when the command runs, which nothing would end then.
+// "No other run holds the same key until COMMAND and all that lockrun must stop is dead": a sandbox that kills lockrun
+// for a system call does so before there is a lock, not when the command runs, which nothing would end then.
 on_every_store!(a_filter_of_resources_leaves_nothing_running, |store| {
     for ending in &ENDINGS {
         let works = works_or_does_nothing(store, &killing(&RESOURCES), ending);

@@ -1,4 +1,5 @@
-//! Commands whose processes live for a moment each and are replaced by others, which no search of /proc can keep up with.
+//! Commands whose processes live for a moment each and are replaced by others, which no search of /proc can keep up
+//! with.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -18,15 +19,16 @@ use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
-/// Waits until no other of these tests runs its command: each keeps a processor busy, and users without real-time priority share what is left.
+/// Waits until no other of these tests runs its command: each keeps a processor busy, and users without real-time
+/// priority share what is left.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ignores TERM. Six chains of processes write `alive` to a file: each process lives for about a millisecond, starts the next one, which
-/// begins a session of its own, and ends. Beside them are sleeping processes, each in a session of its own. Should a test fail, all of them
-/// end by themselves.
+/// Ignores TERM. Six chains of processes write `alive` to a file: each process lives for about a millisecond, starts
+/// the next one, which begins a session of its own, and ends. Beside them are sleeping processes, each in a session of
+/// its own. Should a test fail, all of them end by themselves.
 const CHAINS: &str = "
 import os, signal, sys, time
 path, sleepers = sys.argv[1], int(sys.argv[2])
@@ -52,7 +54,8 @@ print('ready', flush=True)
 time.sleep(float(sys.argv[3]))
 ";
 
-/// A shell script that writes `alive` and starts itself again, as a child in a session of its own and then in its own place, for a while.
+/// A shell script that writes `alive` and starts itself again, as a child in a session of its own and then in its own
+/// place, for a while.
 const RESTARTS: &str = "#!/bin/sh
 trap '' TERM HUP INT QUIT
 echo alive >>\"$1\"
@@ -107,7 +110,8 @@ impl Record {
         stays_true_for(Duration::from_millis(300), "nothing is alive", || self.lines().len() == lines);
     }
 
-    /// Checks that nothing of the first command was alive when the next one began, which has waited for the lock and says so.
+    /// Checks that nothing of the first command was alive when the next one began, which has waited for the lock and
+    /// says so.
     #[track_caller]
     fn is_over_before(&self, next: &mut Running) {
         next.wait_for_line("next");
@@ -148,7 +152,8 @@ enum Loss {
     GuardianKilled,
 }
 
-/// Lets a run of this command lose its lock while another one waits, as root if `user` is none, and checks that they do not overlap.
+/// Lets a run of this command lose its lock while another one waits, as root if `user` is none, and checks that they do
+/// not overlap.
 #[track_caller]
 fn does_not_overlap(store: &Store, user: Option<&User>, command: &dyn Fn(&Record) -> Vec<String>, loss: Loss) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -182,8 +187,9 @@ fn does_not_overlap(store: &Store, user: Option<&User>, command: &dyn Fn(&Record
     next.kill_everything();
 }
 
-// "From COMMAND's first instruction until COMMAND and all that lockrun must stop is dead, no other run holds the same key": also if its
-// processes live for a moment each, on a machine with many other processes, for a user who may have no real-time priority.
+// "From COMMAND's first instruction until COMMAND and all that lockrun must stop is dead, no other run holds the same
+// key": also if its processes live for a moment each, on a machine with many other processes, for a user who may have
+// no real-time priority.
 on_redis!(do_not_outlive_a_broken_lock, |store, redis| {
     let _others = others(1500);
     let user = User::new(a_user_without_processes(), &[]);
@@ -219,8 +225,8 @@ fn call_of(uid: u32, store: &Store) -> Lockrun {
     Lockrun::new(store).key("short").args(["--kill-after", "200ms"])
 }
 
-// "`--max-runtime DURATION`: then TERM, KILL, exit 124", "`--descendants kill`: end them first": on files, too, where lockrun itself is their
-// parent.
+// "`--max-runtime DURATION`: then TERM, KILL, exit 124", "`--descendants kill`: end them first": on files, too, where
+// lockrun itself is their parent.
 on_every_store!(are_ended_with_their_command, |store| {
     let _alone = alone();
     let uid = a_user_without_processes();

@@ -10,9 +10,9 @@ use crate::support::processes::{find_program, send, state};
 use crate::support::store::on_every_store;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
-/// Blocks all signals and prints the number of each one that arrives, after its own name and its id. A blocked signal stays pending until
-/// it is taken, whatever its default action, and cannot be mistaken for another. With two names, a child does the same under the second
-/// one. It ends after 60 seconds without a signal.
+/// Blocks all signals and prints the number of each one that arrives, after its own name and its id. A blocked signal
+/// stays pending until it is taken, whatever its default action, and cannot be mistaken for another. With two names, a
+/// child does the same under the second one. It ends after 60 seconds without a signal.
 const LISTENER: &str = "
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
@@ -63,8 +63,8 @@ fn count(run: &Running, name: &str, signal: Signal) -> usize {
     run.stdout().lines().filter(|line| **line == wanted).count()
 }
 
-/// Sends each signal and waits until all listeners for which it is meant have it: a stop signal discards a pending CONT, and the other way
-/// round.
+/// Sends each signal and waits until all listeners for which it is meant have it: a stop signal discards a pending
+/// CONT, and the other way round.
 #[track_caller]
 fn send_each(run: &Running, listeners: &[&str], signals: &[Signal]) {
     for &signal in signals {
@@ -82,7 +82,8 @@ on_every_store!(every_signal_arrives_once, |store| {
     for options in [&[][..], &["--ttl", "none"]] {
         let run = listen(store, options, &["command"]);
         send_each(&run, &["command"], &all());
-        // The listener takes pending signals lowest first: any duplicate is taken before this signal, which is the second of its kind.
+        // The listener takes pending signals lowest first: any duplicate is taken before this signal, which is the
+        // second of its kind.
         send_each(&run, &["command"], &[Signal::SIGSYS]);
         for signal in all() {
             let times = count(&run, "command", signal);
@@ -202,8 +203,8 @@ on_every_store!(a_stopped_command_can_be_ended, |store| {
     assert!(is_free(store, "asleep"));
 });
 
-// "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes": without a terminal, too, TSTP suspends a run and CONT
-// resumes it.
+// "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes": without a terminal, too, TSTP
+// suspends a run and CONT resumes it.
 on_every_store!(a_job_of_cron_can_be_suspended, |store| {
     let call = Lockrun::new(store).key("asleep").args(["--ttl", "60s"]).sh("echo $$; echo ready; exec sleep 600");
     let mut run = call.birth(Birth { session: true, ..Birth::default() }).spawn();
@@ -231,7 +232,8 @@ on_every_store!(a_closed_pipe_ends_the_command, |store| {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n141\n");
 });
 
-// "Forwards signals": an alarm that was set before lockrun was executed is the command's, as it would be after any exec.
+// "Forwards signals": an alarm that was set before lockrun was executed is the command's, as it would be after any
+// exec.
 on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
     let script =
         "trap 'echo alarm; exit 5' ALRM; echo ready; n=0; while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done";

@@ -23,8 +23,8 @@ except BlockingIOError:
     os.set_blocking(1, True)
 ";
 
-/// Starts this call with its output in a pipe that is full and that nobody reads. What it writes to descriptor 3 can be read, and so can the
-/// line `ended` with its status.
+/// Starts this call with its output in a pipe that is full and that nobody reads. What it writes to descriptor 3 can be
+/// read, and so can the line `ended` with its status.
 fn into_a_full_pipe(call: &Lockrun) -> Running {
     let script = "exec 3>&1; { python3 -c \"$FILL\"; \"$@\" 2>&1; echo \"ended $?\" >&3; } | exec sleep 600";
     call.in_shell(script).env("FILL", FILL).spawn_alone()
@@ -49,7 +49,8 @@ on_every_store!(a_reader_that_stalls_keeps_no_command, |store| {
     assert!(!is_held(store, "stalled"));
 });
 
-// "The lease was lost while COMMAND ran, and COMMAND was stopped": nothing waits in vain for the thread that reports it.
+// "The lease was lost while COMMAND ran, and COMMAND was stopped": nothing waits in vain for the thread that reports
+// it.
 on_every_lease_store!(a_reader_that_stalls_is_not_told_of_a_loss, |store| {
     let call = Lockrun::new(store).key("stalled").args(["--ttl", "2s"]);
     let mut run = into_a_full_pipe(&call.sh("echo ready >&3; exec sleep 600"));
@@ -87,7 +88,8 @@ fn a_stopped_terminal_keeps_no_lock() {
     eventually(LONG, "the lock is free", || !is_held(&store, "stalled"));
 }
 
-// "If a message cannot be written for two seconds, ... it is dropped": also one of `acquire`, which waits for its turn meanwhile.
+// "If a message cannot be written for two seconds, ... it is dropped": also one of `acquire`, which waits for its turn
+// meanwhile.
 on_every_store!(a_stopped_terminal_keeps_no_turn, |store| {
     let holder = Holder::new(store, "stalled");
     let mut shell = Command::new("sh");

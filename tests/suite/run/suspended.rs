@@ -15,8 +15,8 @@ use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{LONG, Lockrun, eventually};
 
-// "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some time later, as sudo
-// and top do.
+// "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some
+// time later, as sudo and top do.
 on_every_store!(a_program_that_stops_itself, |store| {
     let mut terminal = shell(store);
     let catcher = Catcher::new();
@@ -102,8 +102,8 @@ while not os.path.exists(end):
 sys.exit(3)
 ";
 
-// A Ctrl-Z that the command ignored is over when the command has ended: it does not stop lockrun while a process that was left behind is
-// waited for, and that has ignored it, too.
+// A Ctrl-Z that the command ignored is over when the command has ended: it does not stop lockrun while a process that
+// was left behind is waited for, and that has ignored it, too.
 on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let [script, id, go, end] = ["script", "id", "go", "end"].map(|name| directory.path().join(name));
@@ -133,8 +133,8 @@ on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also if COMMAND was stopped and continued before Ctrl-Z is
-// pressed, which it ignores.
+// "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also if COMMAND was stopped and
+// continued before Ctrl-Z is pressed, which it ignores.
 on_every_store!(a_stop_that_is_over, |store| {
     let mut terminal = shell(store);
     let catcher = Catcher::new();
@@ -158,8 +158,8 @@ on_every_store!(a_stop_that_is_over, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "It holds under STOP of lockrun", also on a terminal, where the command shares lockrun's process group: with lockrun and its
-// guardian stopped, the command and all that it has started are dead before the next run begins.
+// "It holds under STOP of lockrun", also on a terminal, where the command shares lockrun's process group: with lockrun
+// and its guardian stopped, the command and all that it has started are dead before the next run begins.
 on_every_lease_store!(lockrun_and_its_guardian_are_stopped, |store| {
     let mut scene = OldAndNext::new(store, &["fork", "setsid"]);
     let lockrun = scene.terminal.foreground().as_raw();

@@ -34,8 +34,8 @@ on_every_lease_store!(the_events_of_a_takeover_have_all_their_fields, |store| {
     }
 });
 
-// "`status`, `signal`: how the command ended": also if only processes that it left behind were killed with the guardian. lockrun's own
-// status is 125, because with `--descendants wait` they belong to the run.
+// "`status`, `signal`: how the command ended": also if only processes that it left behind were killed with the
+// guardian. lockrun's own status is 125, because with `--descendants wait` they belong to the run.
 on_every_lease_store!(the_guardian_is_killed_after_the_command_has_ended, |store| {
     let (events, directory) = (Events::new(), TempDir::new().expect("a temporary directory"));
     let id = directory.path().join("id");
@@ -54,8 +54,8 @@ on_every_lease_store!(the_guardian_is_killed_after_the_command_has_ended, |store
     assert_eq!(status(store, "taken-over")["last"]["status"], 125);
 });
 
-// "`--min-hold`: keep the lock at least this long from acquisition"; "a failed value comes up again when its lease expires": also after a
-// takeover, and after a loss.
+// "`--min-hold`: keep the lock at least this long from acquisition"; "a failed value comes up again when its lease
+// expires": also after a takeover, and after a loss.
 on_every_lease_store!(a_takeover_retains_what_an_end_retains, |store| {
     for (signal, exit) in [(Signal::SIGKILL, 125), (Signal::SIGSTOP, 79)] {
         // With 8 s, lockrun kills the command a whole second before the lease ends: time enough to retain the lock.

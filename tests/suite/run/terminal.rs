@@ -49,7 +49,8 @@ on_every_store!(an_interrupt_arrives_once, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// The same where no /dev is mounted, as in a chroot: the terminal is there nevertheless, and COMMAND reads it in the foreground.
+// The same where no /dev is mounted, as in a chroot: the terminal is there nevertheless, and COMMAND reads it in the
+// foreground.
 #[test]
 fn a_terminal_without_its_file() {
     let directory = TempDir::new().expect("a temporary directory");
@@ -64,8 +65,8 @@ fn a_terminal_without_its_file() {
     assert!(terminal.wait().success());
 }
 
-// The same as the first process of a PID namespace, where lockrun's process group is led by a process outside: COMMAND reads the terminal in the
-// foreground, and Ctrl-C reaches it.
+// The same as the first process of a PID namespace, where lockrun's process group is led by a process outside: COMMAND
+// reads the terminal in the foreground, and Ctrl-C reaches it.
 on_every_store!(a_terminal_in_a_pid_namespace, |store| {
     let catcher = Catcher::new();
     let script = format!("exec {PROGRAM} -k tty {}", catcher.of(&["SIGINT"]));
@@ -174,8 +175,8 @@ on_every_store!(a_pager_reads_the_keyboard, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "While it waits and stderr is a terminal, one line refreshed in place says who holds the lock; it is gone when COMMAND
-// starts."
+// "While it waits and stderr is a terminal, one line refreshed in place says who holds the lock; it is gone when
+// COMMAND starts."
 on_every_store!(a_waiter_says_whom_it_waits_for, |store| {
     let holder = crate::support::Holder::new(store, "tty");
     let mut terminal = shell(store);
@@ -204,7 +205,8 @@ on_every_store!(an_interrupt_ends_a_wait, |store| {
     terminal.wait_for("status 130");
 });
 
-// "What the terminal sends to the group is then not sent again": but a Ctrl-C that comes while lockrun starts is not lost.
+// "What the terminal sends to the group is then not sent again": but a Ctrl-C that comes while lockrun starts is not
+// lost.
 on_every_store!(an_interrupt_that_came_before_everything_counts, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");
@@ -241,7 +243,8 @@ on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "Ctrl-Z stops both": but a user who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it ends.
+// "Ctrl-Z stops both": but a user who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it
+// ends.
 on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
@@ -278,7 +281,8 @@ on_every_store!(what_is_waited_for_can_be_ended, |store| {
     assert!(is_free(store, "tty"));
 });
 
-// "One line refreshed in place": only in the foreground, and not over the prompt of a shell that has put the waiter into the background.
+// "One line refreshed in place": only in the foreground, and not over the prompt of a shell that has put the waiter
+// into the background.
 on_every_store!(a_waiter_in_the_background_draws_nothing, |store| {
     let holder = crate::support::Holder::new(store, "tty");
     let mut terminal = shell(store);

@@ -191,7 +191,8 @@ on_every_store!(descriptors_are_the_same, |store| {
     assert_eq!(under, alone);
 });
 
-// "Lockrun's own files are nobody else's": files that it creates are for its user alone. (The sticky bit is for systemd-tmpfiles.)
+// "Lockrun's own files are nobody else's": files that it creates are for its user alone. (The sticky bit is for
+// systemd-tmpfiles.)
 #[test]
 fn lock_files_are_private() {
     let store = Store::file();

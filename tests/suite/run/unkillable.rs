@@ -19,8 +19,8 @@ sleep 1.5
 echo '127.0.0.1       STREAM locks.test'
 ";
 
-/// A directory with a copy of setpriv(1) that runs as root for every user, as sudo does, and the path of the copy. getent(1) is slow
-/// there.
+/// A directory with a copy of setpriv(1) that runs as root for every user, as sudo does, and the path of the copy.
+/// getent(1) is slow there.
 fn privileged() -> (TempDir, String) {
     let place = TempDir::new().expect("a temporary directory");
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("our own");
@@ -33,7 +33,8 @@ fn privileged() -> (TempDir, String) {
     (place, path)
 }
 
-/// Lets a command that cannot be killed reach its time limit. `look` is called when lockrun has said so, and finds the lock held.
+/// Lets a command that cannot be killed reach its time limit. `look` is called when lockrun has said so, and finds the
+/// lock held.
 #[track_caller]
 fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     let (place, root) = privileged();
@@ -68,8 +69,8 @@ fn keeps_its_lock(user: u32, url: &str, look: impl FnOnce()) {
     run.wait().exited(124);
 }
 
-// "COMMAND is dead before the lock can pass": a command that cannot be killed when its time is up keeps the lock for as long as it lives,
-// also if the server's name has to be looked up again meanwhile: lockrun does not kill that look-up.
+// "COMMAND is dead before the lock can pass": a command that cannot be killed when its time is up keeps the lock for as
+// long as it lives, also if the server's name has to be looked up again meanwhile: lockrun does not kill that look-up.
 #[test]
 fn keeps_its_lease() {
     let store = Store::redis();

@@ -1,5 +1,5 @@
-//! What the kernel does for lockrun while its processes cannot act, and how the process list shows which process is which. For runs all of
-//! whose processes are stopped see `faults` and `suspended`.
+//! What the kernel does for lockrun while its processes cannot act, and how the process list shows which process is
+//! which. For runs all of whose processes are stopped see `faults` and `suspended`.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::support::processes::{children, send, state};
 use crate::support::store::on_every_lease_store;
 use crate::support::{LONG, Lockrun, Redis, Running, eventually, stays_true_for};
 
-// "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long that is stopped.
+// "`--on-lost warn`" and "`--ttl none`": no lease ends the command, so nothing ends its parent either, however long
+// that is stopped.
 on_every_lease_store!(a_guardian_that_ends_no_command_may_be_stopped, |store| {
     for options in [["--ttl=1s", "--on-lost=warn"], ["--ttl=none", "--on-lost=kill"]] {
         let mut run =
@@ -34,7 +35,8 @@ on_every_lease_store!(a_guardian_that_ends_no_command_may_be_stopped, |store| {
     }
 });
 
-// "A second process, the guardian": a search for lockrun's command line finds lockrun alone; no password is in the guardian's.
+// "A second process, the guardian": a search for lockrun's command line finds lockrun alone; no password is in the
+// guardian's.
 #[test]
 fn the_guardian_has_a_command_line_of_its_own() {
     let redis = Redis::with_password("secret-word");
@@ -51,8 +53,9 @@ fn the_guardian_has_a_command_line_of_its_own() {
     run.finish().exited(7).silent();
 }
 
-// "Nothing outlives lockrun": a process that is about to execute COMMAND may be stopped before its parent's death would end it. The
-// guardian, which waits for it, is killed, and the copies of the guardian's descriptors in that process must not hide this from lockrun.
+// "Nothing outlives lockrun": a process that is about to execute COMMAND may be stopped before its parent's death would
+// end it. The guardian, which waits for it, is killed, and the copies of the guardian's descriptors in that process
+// must not hide this from lockrun.
 on_every_lease_store!(the_commands_process_is_stopped_before_it_begins, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let trace = directory.path().join("trace");

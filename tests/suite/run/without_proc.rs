@@ -81,7 +81,8 @@ fn what_cannot_be_kept_is_refused_on_files() {
     assert!(is_free(&store, "proc"));
 }
 
-// "Forwards signals": to COMMAND, if no other process can be found; also with a terminal, where COMMAND shares lockrun's group.
+// "Forwards signals": to COMMAND, if no other process can be found; also with a terminal, where COMMAND shares
+// lockrun's group.
 #[test]
 fn a_signal_reaches_the_command() {
     let store = Store::file();
@@ -101,8 +102,8 @@ fn a_signal_reaches_the_command() {
     assert_eq!(terminal.wait().code(), Some(9));
 }
 
-// "Until COMMAND and all that lockrun must stop is dead": if /proc goes away while COMMAND runs, what can be reached without it is still
-// ended: COMMAND's process group.
+// "Until COMMAND and all that lockrun must stop is dead": if /proc goes away while COMMAND runs, what can be reached
+// without it is still ended: COMMAND's process group.
 on_every_store!(the_group_is_ended_all_the_same, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let lives = directory.path().join("lives");

@@ -21,8 +21,8 @@ on_every_store!(a_lock_is_shared_by_hand, |store| {
     release(store, "hand", &writer).exited(0);
 });
 
-// "No weaker lock by accident": a token that shares the lock is not told that it holds it alone, and a token that holds it alone loses
-// nothing.
+// "No weaker lock by accident": a token that shares the lock is not told that it holds it alone, and a token that holds
+// it alone loses nothing.
 on_every_store!(the_token_of_a_shared_holder_gets_no_exclusive_lock, |store| {
     let own = ["--token", "mine"];
     acquire(store, "again", &[&own[..], SHARED].concat()).run().exited(0);

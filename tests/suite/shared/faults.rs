@@ -13,12 +13,13 @@ use crate::support::readers::{READ, SHARED, would_get};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Holder, LONG, Lockrun, Queue, Store, eventually, lock_file};
 
-/// The place of a waiter that falls silent, and for how long it may keep the lock unused, with the time that a busy machine needs to start
-/// programs.
+/// The place of a waiter that falls silent, and for how long it may keep the lock unused, with the time that a busy
+/// machine needs to start programs.
 const SHORT: [&str; 2] = ["--ttl", "4s"];
 const UNUSED: Duration = Duration::from_secs(4 + 1 + 2);
 
-// "Killed readers are treated like any holder": the others stay, and a writer gets the lock when the last of them is gone.
+// "Killed readers are treated like any holder": the others stay, and a writer gets the lock when the last of them is
+// gone.
 on_every_store!(a_killed_reader_frees_its_share, |store| {
     let call = Lockrun::new(store).key("killed").args(SHARED).args(["--ttl", "3s"]);
     let (mut killed, other) = (Holder::with(&call, &[]), Holder::with(&call, &[]));
@@ -56,8 +57,8 @@ fn a_lost_record_lets_no_writer_in() {
     writer.end();
 }
 
-// "A dead waiter costs what a dead holder costs", and so does one that is stopped: a writer that is first keeps the readers behind it from
-// sharing the lock with its holders for one lease.
+// "A dead waiter costs what a dead holder costs", and so does one that is stopped: a writer that is first keeps the
+// readers behind it from sharing the lock with its holders for one lease.
 on_every_lease_store!(a_silent_writer_does_not_keep_readers_waiting, |store| {
     for kill in [false, true] {
         let store = &store.another();

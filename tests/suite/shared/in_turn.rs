@@ -76,8 +76,8 @@ on_every_store!(status_shows_who_shares, |store| {
     assert_eq!(status(store, "seen")["holders"][0]["shared"], false);
 });
 
-// "A run inside COMMAND that would wait for a lock around it is refused": a reader inside a writer, and the other way around. A reader
-// inside another shares the lock, unless a writer waits: that one waits for the outer reader.
+// "A run inside COMMAND that would wait for a lock around it is refused": a reader inside a writer, and the other way
+// around. A reader inside another shares the lock, unless a writer waits: that one waits for the outer reader.
 on_every_store!(a_run_does_not_wait_for_itself, |store| {
     let url = store.url();
     let inner = |options: &[&str]| {

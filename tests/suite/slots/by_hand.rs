@@ -64,8 +64,9 @@ on_every_store!(status_shows_all_holders, |store| {
     }
 });
 
-// "Each run acquires the lock only while fewer than its own N hold it", and its slot is "from 0 to N-1": a token that holds one of three
-// slots is not told that it holds what the others, or its slot, do not allow. It is told again that it holds its slot.
+// "Each run acquires the lock only while fewer than its own N hold it", and its slot is "from 0 to N-1": a token that
+// holds one of three slots is not told that it holds what the others, or its slot, do not allow. It is told again that
+// it holds its slot.
 on_every_store!(the_token_of_a_slot_gets_no_lock_that_others_exclude, |store| {
     for token in ["t0", "t1", "t2"] {
         acquire(store, &["--token", token]).exited(0);

@@ -67,7 +67,8 @@ on_every_store!(slots_that_come_free_at_once_go_to_several, |store| {
     }
 });
 
-// "However many died": even several at once among those whose turn has come, no slot is unused for longer than one lease.
+// "However many died": even several at once among those whose turn has come, no slot is unused for longer than one
+// lease.
 on_every_store!(waiters_that_were_killed_cost_one_lease, |store| {
     let held = take(&call(store, "3"), 3);
     let mut queue = Queue::new(store, "faults").with(&SHORT).doing(&tell_and_wait_for(3));
@@ -118,8 +119,8 @@ on_every_lease_store!(waiters_die_when_slots_are_handed_to_them, |store| {
     }
 });
 
-// "Each has a slot number that no other holder has": also a waiter that was stopped when a slot was handed to it, which another one has by
-// the time it is continued.
+// "Each has a slot number that no other holder has": also a waiter that was stopped when a slot was handed to it, which
+// another one has by the time it is continued.
 on_every_lease_store!(a_slot_that_was_lost_is_not_had_later, |store| {
     let mut held = take(&call(store, "2"), 2);
     let gate = Gate::new();
@@ -162,8 +163,8 @@ on_every_lease_store!(the_server_restarts, |store| {
     queue.nothing_is_left();
 });
 
-// "On the file store the kernel's lock passes to the command, so it stays held for as long as the command lives", each slot by
-// its own command.
+// "On the file store the kernel's lock passes to the command, so it stays held for as long as the command lives", each
+// slot by its own command.
 #[test]
 fn a_slot_stays_with_the_command_of_a_killed_run() {
     let store = Store::file();

@@ -31,8 +31,8 @@ fn try_it(store: &Store, slots: &str) -> Option<String> {
     }
 }
 
-// "Up to N runs hold the lock at once": each run gets it only if fewer hold it than it allows, whatever the others allow; and
-// a slot "from 0 to N-1" by its own N.
+// "Up to N runs hold the lock at once": each run gets it only if fewer hold it than it allows, whatever the others
+// allow; and a slot "from 0 to N-1" by its own N.
 on_every_store!(each_goes_by_its_own_number, |store| {
     let mut held: Vec<Slot> = (0..3).map(|_| Slot::take(&call(store, "3"))).collect();
     assert_eq!(["1", "2", "3"].map(|slots| try_it(store, slots)), [None, None, None]);
@@ -71,7 +71,8 @@ on_every_store!(the_first_waiter_is_not_overtaken, |store| {
     let written = queue.all_end();
     queue.nothing_is_left();
     assert_eq!(queue.begun().len(), 2);
-    // Both are woken at once, since there is room for the second one, too; a waiter that is not woken looks only after seconds.
+    // Both are woken at once, since there is room for the second one, too; a waiter that is not woken looks only after
+    // seconds.
     let second = written.lines().find_map(|line| line.strip_prefix("in 1 ")).expect("it has run");
     let took = read_time(second).saturating_sub(freed_at);
     in_time(took, Duration::from_secs(3), "the second one has waited");
@@ -114,8 +115,8 @@ on_every_store!(those_behind_go_on_when_a_wait_runs_out, |store| {
     holder.end();
 });
 
-/// Queues waiters behind a holder, first `alone` of them that want to be alone and then some that do not, and makes the first `silent` of
-/// them fall silent: the next one is kept from its slot for one lease and a second at most.
+/// Queues waiters behind a holder, first `alone` of them that want to be alone and then some that do not, and makes the
+/// first `silent` of them fall silent: the next one is kept from its slot for one lease and a second at most.
 #[track_caller]
 fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silent: impl FnOnce(&mut Queue<'_>)) {
     let store = &store.another();
@@ -136,8 +137,8 @@ fn the_next_one_runs_when(store: &Store, alone: usize, silent: usize, fall_silen
     drop(queue.all_end());
 }
 
-// "A waiter that lets its place run out has lost it", wherever in the queue: several of them together are stopped, among them those that would
-// have noticed.
+// "A waiter that lets its place run out has lost it", wherever in the queue: several of them together are stopped,
+// among them those that would have noticed.
 on_every_lease_store!(those_behind_go_on_when_the_first_ones_are_stopped, |store| {
     for (alone, silent) in [(1, 1), (4, 4), (1, 2)] {
         the_next_one_runs_when(store, alone, silent, |queue| queue.stop(0..silent));
@@ -170,8 +171,8 @@ on_every_lease_store!(a_living_waiter_is_not_passed_over, |store| {
     drop(queue.all_end());
 });
 
-// "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when the lock is handed to it, however late it hears of
-// that, although the next waiter, which does not, could hold it at the same time.
+// "Up to N runs hold the lock at once": a waiter that wants to be alone is alone when the lock is handed to it, however
+// late it hears of that, although the next waiter, which does not, could hold it at the same time.
 on_every_lease_store!(an_exclusive_waiter_is_alone_before_the_next_one, |store| {
     let proxy = store.proxy();
     let holder = Slot::take(&call(store, "3"));

@@ -65,7 +65,8 @@ on_every_store!(only_slots_have_a_variable, |store| {
     Lockrun::new(store).key("shared").env("LOCKRUN_SLOTS", "2").sh(SAY).run().exited(0).printed("slot 0\n").silent();
 });
 
-// "COMMAND finds, with slots, `LOCKRUN_SLOT`, under `reserve` `LOCKRUN_VALUE` (no slot)": those of its own run, not those of an outer one.
+// "COMMAND finds, with slots, `LOCKRUN_SLOT`, under `reserve` `LOCKRUN_VALUE` (no slot)": those of its own run, not
+// those of an outer one.
 on_every_store!(the_slot_of_an_outer_run_is_not_inherited, |store| {
     const SAY: &str = "echo slot ${LOCKRUN_SLOT-none} value ${LOCKRUN_VALUE-none}";
     let url = store.url();
@@ -118,7 +119,8 @@ on_every_store!(the_slot_of_a_killed_holder_comes_back, |store| {
     in_time(took, limit, "the slot came back");
 });
 
-// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing": nor the slot of the run that started it.
+// "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing": nor the slot of the run
+// that started it.
 on_every_store!(a_daemon_holds_no_slot, |store| {
     let call = call(store, 2);
     let _first = Slot::take(&call);

@@ -20,8 +20,8 @@ on_every_store!(many_wait_for_slots, |store| {
     queue.nothing_is_left();
 });
 
-// "Waiters get the lock in the order in which they came", also when many slots become free at once: on etcd one claim succeeds after
-// another, which takes seconds if etcd is far away. Those that succeed last are not passed over.
+// "Waiters get the lock in the order in which they came", also when many slots become free at once: on etcd one claim
+// succeeds after another, which takes seconds if etcd is far away. Those that succeed last are not passed over.
 #[test]
 fn many_slots_of_a_distant_etcd_go_to_the_first_waiters() {
     const SLOTS: usize = 8;

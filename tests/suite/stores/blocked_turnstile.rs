@@ -40,8 +40,8 @@ fn pause(run: &Running) -> Pid {
     pid
 }
 
-// "While another program has a lock file locked with flock(2), a run that does not wait fails (status 69), and one that waits goes on
-// waiting."
+// "While another program has a lock file locked with flock(2), a run that does not wait fails (status 69), and one that
+// waits goes on waiting."
 #[test]
 fn another_program_has_locked_the_file() {
     let store = Store::file();
@@ -112,8 +112,8 @@ fn a_lock_that_cannot_be_pruned_is_named() {
     one.wait().exited(69).printed("").said("locks/busy").said(&name);
 }
 
-// "The first waiter gives up its turn when Ctrl-Z stops it or when it is killed, but not when a STOP signal stops it": runs that do not wait
-// then fail, and say what is in the way.
+// "The first waiter gives up its turn when Ctrl-Z stops it or when it is killed, but not when a STOP signal stops it":
+// runs that do not wait then fail, and say what is in the way.
 #[test]
 fn the_next_waiter_is_stopped_at_a_free_lock() {
     let store = Store::file();
@@ -132,7 +132,8 @@ fn the_next_waiter_is_stopped_at_a_free_lock() {
     waiter.wait().exited(0).printed("my turn\n").silent();
 }
 
-// The same for a waiter that does not run for another reason, such as a debugger or a frozen cgroup, which its state does not show.
+// The same for a waiter that does not run for another reason, such as a debugger or a frozen cgroup, which its state
+// does not show.
 #[test]
 fn the_next_waiter_is_paused_at_a_free_lock() {
     let store = Store::file();
@@ -155,7 +156,8 @@ fn the_next_waiter_is_paused_at_a_free_lock() {
     waiter.wait().exited(0).printed("my turn\n").silent();
 }
 
-// "When held: say who holds it, exit 75": a run that comes while the lock is handed off waits for that, and then finds it held.
+// "When held: say who holds it, exit 75": a run that comes while the lock is handed off waits for that, and then finds
+// it held.
 #[test]
 fn a_run_that_comes_during_a_hand_off() {
     judge(|| {
@@ -174,7 +176,8 @@ fn a_run_that_comes_during_a_hand_off() {
     });
 }
 
-// The same if the next run takes a share of the lock, and the one after it needs all of it: the lock is held, although a share is left.
+// The same if the next run takes a share of the lock, and the one after it needs all of it: the lock is held, although
+// a share is left.
 #[test]
 fn a_share_is_left_after_a_hand_off() {
     judge(|| {
@@ -194,7 +197,8 @@ fn a_share_is_left_after_a_hand_off() {
         next.wait_for_line("ready");
         let output = run.wait();
         in_time(began.elapsed(), Duration::from_secs(4), "the run that does not wait");
-        // The kernel wakes the writer when the reader leaves the turnstile. A writer that gets no processor then can be overtaken.
+        // The kernel wakes the writer when the reader leaves the turnstile. A writer that gets no processor then can be
+        // overtaken.
         held_in_time(output.stdout().is_empty(), &format!("the writer was first at the turnstile: {output}"));
         held_in_time(output.status == Some(0), &format!("the hand-off took little time: {output}"));
     });

@@ -32,8 +32,8 @@ fn overwrite(redis: &Redis, info: &str, text: &str) {
     }
 }
 
-// "A broken record is an error, never a free lock" (69): here only the holder's lease is known. `status` shows the lock as held, and
-// `break` frees it.
+// "A broken record is an error, never a free lock" (69): here only the holder's lease is known. `status` shows the lock
+// as held, and `break` frees it.
 #[test]
 fn a_holder_whose_particulars_are_lost() {
     for damage in DAMAGES {
@@ -134,8 +134,8 @@ fn a_run_whose_particulars_are_lost() {
     }
 }
 
-// "`break`: where a command runs under a lease, the holder loses the right to renew, and the lock is free when the command has ended":
-// also if nothing else is known of it.
+// "`break`: where a command runs under a lease, the holder loses the right to renew, and the lock is free when the
+// command has ended": also if nothing else is known of it.
 #[test]
 fn a_run_whose_particulars_are_lost_is_broken() {
     let store = Store::redis();
@@ -261,8 +261,8 @@ fn next_fence(store: &Store, options: &[&str]) -> u64 {
     call.run().exited(0).silent().stdout().trim().parse().expect("a number")
 }
 
-// "Each acquisition of a key gets a number greater than every earlier one": also beyond the numbers that are exact in Lua, as far as the
-// server can count.
+// "Each acquisition of a key gets a number greater than every earlier one": also beyond the numbers that are exact in
+// Lua, as far as the server can count.
 #[test]
 fn a_fence_beyond_what_lua_can_count() {
     let store = Store::redis();
@@ -302,7 +302,8 @@ fn a_fence_ahead_of_the_clock_is_not_forgotten() {
     assert_eq!(next_fence(&store, &[]), 9_007_199_254_740_995);
 }
 
-// "What comes out of a store was written by another machine: control characters are escaped before a terminal sees them."
+// "What comes out of a store was written by another machine: control characters are escaped before a terminal sees
+// them."
 on_redis!(hostile_values_are_escaped, |store, redis| {
     let hostile = "\x1b[31m\u{202e}x\nlockrun: all is well";
     let _run = Reserver::begin(&reserve(store, "\u{202e}held").args(["--next", "echo"]));

@@ -114,7 +114,8 @@ fn default_directory() -> PathBuf {
     if user.is_root() { "/run/lockrun".into() } else { format!("/run/lock/lockrun-{user}").into() }
 }
 
-// "The default directory: `/run/lockrun` for root, `/run/lock/lockrun-UID` for others", the same from cron and from a shell.
+// "The default directory: `/run/lockrun` for root, `/run/lock/lockrun-UID` for others", the same from cron and from a
+// shell.
 #[test]
 fn the_default_directory_is_the_same_for_all() {
     let uid = Uid::effective().as_raw();
@@ -166,7 +167,8 @@ fn a_symbolic_link_with_a_slash_is_refused() {
     }
 }
 
-// "No weaker lock by accident": if the first choice is full, that is an error, and no reason to lock elsewhere than others do.
+// "No weaker lock by accident": if the first choice is full, that is an error, and no reason to lock elsewhere than
+// others do.
 #[test]
 fn a_full_file_system_is_no_other_directory() {
     let full = with_mounts("mount -t tmpfs -o nr_inodes=1 none /run");
@@ -191,7 +193,8 @@ fn run_by(user: &User, mounts: &str) -> Output {
 }
 
 // "Nor is the default directory swapped for another one because it cannot be written": a read-only /run/lock (as with
-// `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that say what to do.
+// `ProtectSystem=strict`), one that only root can write to, and one in which another user has the name, are errors that
+// say what to do.
 #[test]
 fn no_other_default_directory() {
     let nobody = User::new(ANOTHER, &[]);
@@ -238,7 +241,8 @@ fn where_there_is_no_run_lock() {
     assert!(doctor.stdout().contains("PrivateTmp"), "{doctor}");
 }
 
-// "Root's default directory is one that no other user can make": whatever is in /run/lock; nor can the root of a user namespace.
+// "Root's default directory is one that no other user can make": whatever is in /run/lock; nor can the root of a user
+// namespace.
 #[test]
 fn no_user_keeps_root_out() {
     let nobody = User::new(NOBODY, &[]);
@@ -251,7 +255,8 @@ fn no_user_keeps_root_out() {
     Lockrun::bare().command(words).alone().exited(69).printed("").said("/run/lockrun").said("--store file:/DIR");
 }
 
-// "Anything else with a lock file's name, such as a directory, is a warning": also a directory of another user, who keeps others out.
+// "Anything else with a lock file's name, such as a directory, is a warning": also a directory of another user, who
+// keeps others out.
 #[test]
 fn doctor_names_a_directory_that_may_not_be_opened() {
     let nobody = User::new(NOBODY, &[]);
@@ -283,8 +288,8 @@ fn no_umask_spoils_the_directory() {
     call.run().exited(0).silent();
 }
 
-// "systemd-tmpfiles, which removes old files, leaves lock files alone", also in a directory that the user gave, and also a file that still
-// lacks the sticky bit, from its next use on.
+// "systemd-tmpfiles, which removes old files, leaves lock files alone", also in a directory that the user gave, and
+// also a file that still lacks the sticky bit, from its next use on.
 #[test]
 fn no_cleaner_removes_a_lock() {
     let cleaner = find_program("systemd-tmpfiles");

@@ -39,8 +39,8 @@ fn answers() -> Vec<(&'static str, String, String)> {
     ]
 }
 
-// "Every request has a deadline", connecting included, and an answer has a greatest length: an answer that never ends is an error, also if the
-// server never stops sending, so that no read has to wait. COMMAND is not started.
+// "Every request has a deadline", connecting included, and an answer has a greatest length: an answer that never ends
+// is an error, also if the server never stops sending, so that no read has to wait. COMMAND is not started.
 #[test]
 fn an_answer_never_ends() {
     for (scheme, head, part) in answers() {

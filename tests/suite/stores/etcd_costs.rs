@@ -1,5 +1,5 @@
-//! What a run and a hand-off cost an etcd server and the network, and that nothing is lost by it: a release goes by what its holder has read
-//! before, and must notice what has changed since.
+//! What a run and a hand-off cost an etcd server and the network, and that nothing is lost by it: a release goes by
+//! what its holder has read before, and must notice what has changed since.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,8 @@ fn a_run_takes_four_round_trips() {
     held_in_time(trips() == 4, "the release needs one more");
 }
 
-// "A release is one request": also that of a run to which the lock was handed, which reads the lock while its command runs.
+// "A release is one request": also that of a run to which the lock was handed, which reads the lock while its command
+// runs.
 #[test]
 fn a_release_after_a_hand_off_takes_one_round_trip() {
     let store = Store::Etcd(Etcd::of(1));
@@ -43,7 +44,8 @@ fn a_release_after_a_hand_off_takes_one_round_trip() {
     assert_eq!(etcd.revocations(), 0, "their leases end by themselves");
 }
 
-/// Ends the holder. Returns when the command of the run to which the lock is handed has begun, and the run has read the lock.
+/// Ends the holder. Returns when the command of the run to which the lock is handed has begun, and the run has read the
+/// lock.
 #[track_caller]
 fn is_handed(etcd: &Etcd, holder: Holder, run: &mut Open) {
     let before = etcd.requests();
@@ -95,7 +97,8 @@ fn the_first_waiter_has_left_since() {
     stays.end();
 }
 
-// "`--once-per`: a run that ended with 0": only one that held the lock until then counts, although its lease was there when it read the lock.
+// "`--once-per`: a run that ended with 0": only one that held the lock until then counts, although its lease was there
+// when it read the lock.
 #[test]
 fn the_lease_has_gone_since() {
     let store = Store::Etcd(Etcd::of(1));

@@ -25,7 +25,8 @@ fn set_full(etcd: &Etcd, is_full: bool) {
     etcd.ask("/v3/maintenance/alarm", &alarm);
 }
 
-// "No space": no lock can be acquired, and the message says what to do; but held locks stay held, and their runs end as their commands end.
+// "No space": no lock can be acquired, and the message says what to do; but held locks stay held, and their runs end as
+// their commands end.
 #[test]
 fn the_database_is_full() {
     let store = Store::Etcd(Etcd::of(1));
@@ -108,7 +109,8 @@ fn run_under_a_long_lease(store: &Store) {
     Lockrun::new(store).key("k").args(["--ttl", "2m"]).command(["true"]).run().exited(0);
 }
 
-// "Nothing is left": nor are etcd leases of a run, of waiters, and of a lock that was renewed, but those that end within a minute.
+// "Nothing is left": nor are etcd leases of a run, of waiters, and of a lock that was renewed, but those that end
+// within a minute.
 #[test]
 fn no_lease_is_left() {
     let store = Store::Etcd(Etcd::of(1));
@@ -129,7 +131,8 @@ fn no_lease_is_left() {
     eventually(LONG, "the leases of the waiters end", || etcd.leases() == 0);
 }
 
-// The same of a run that gives up because others change the lock: its write comes too late, and there is too little time for another one.
+// The same of a run that gives up because others change the lock: its write comes too late, and there is too little
+// time for another one.
 #[test]
 fn no_lease_is_left_of_a_run_that_loses() {
     const TIMEOUT: Duration = Duration::from_secs(12);
@@ -182,8 +185,8 @@ fn very_many_holders_are_broken() {
     assert!(!is_held(&store, "k"));
 }
 
-// A transaction of etcd has at most 128 operations. However many waiters can have the lock at once, it is handed to some of them at a
-// time.
+// A transaction of etcd has at most 128 operations. However many waiters can have the lock at once, it is handed to
+// some of them at a time.
 #[test]
 fn more_can_have_the_lock_than_a_transaction_holds() {
     let store = Store::Etcd(Etcd::of(1));

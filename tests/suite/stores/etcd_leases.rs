@@ -10,8 +10,8 @@ use crate::support::processes::send;
 use crate::support::proxy::Mode;
 use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
-// "A lock is free when its lease ends": a lease that was revoked by hand lasts until the end in the record, even if that was written by a
-// member whose clock is ahead.
+// "A lock is free when its lease ends": a lease that was revoked by hand lasts until the end in the record, even if
+// that was written by a member whose clock is ahead.
 #[test]
 fn a_lease_is_revoked_whose_end_was_written_by_a_fast_clock() {
     let store = Store::Etcd(Etcd::of(1));
@@ -32,7 +32,8 @@ fn a_lease_is_revoked_whose_end_was_written_by_a_fast_clock() {
     assert!(!is_held(&store, "k"));
 }
 
-// "`expires_in_ms`: how long its lease still lasts": also if a renewal replaces the lease between two questions of `status`.
+// "`expires_in_ms`: how long its lease still lasts": also if a renewal replaces the lease between two questions of
+// `status`.
 #[test]
 fn a_lease_is_replaced_while_status_asks() {
     let store = Store::Etcd(Etcd::of(1));
@@ -47,7 +48,8 @@ fn a_lease_is_replaced_while_status_asks() {
     assert!(left.is_some_and(|left| left > 500_000), "{status}");
 }
 
-// "A keep-alive counts only between two answers in one term": a waiter whose watch fails keeps its place by its requests, in the same row.
+// "A keep-alive counts only between two answers in one term": a waiter whose watch fails keeps its place by its
+// requests, in the same row.
 #[test]
 fn a_waiter_keeps_its_place_while_its_watch_fails() {
     let store = Store::Etcd(Etcd::of(1));

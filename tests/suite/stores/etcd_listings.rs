@@ -24,8 +24,8 @@ fn page(keys: impl Iterator<Item = u64>) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\n{date}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-// "A listing has a limit in bytes", which the message names; and keys come in their order: a server that always has another page ends with 69,
-// in little memory.
+// "A listing has a limit in bytes", which the message names; and keys come in their order: a server that always has
+// another page ends with 69, in little memory.
 #[test]
 fn there_is_always_another_page() {
     type Answer = fn(u64) -> Vec<u8>;

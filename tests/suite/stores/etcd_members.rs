@@ -18,8 +18,8 @@ use crate::support::{Etcd, Holder, LONG, LeaseServer, Lockrun, Queue, Running, S
 /// The lease of the holders.
 const TTL: Duration = Duration::from_secs(4);
 
-/// "The lock is never stale for more than ttl + 1 s"; etcd looks for expired leases twice a second, and a new leader restarts all leases.
-/// The rest is for a machine that has to start a few interpreters.
+/// "The lock is never stale for more than ttl + 1 s"; etcd looks for expired leases twice a second, and a new leader
+/// restarts all leases. The rest is for a machine that has to start a few interpreters.
 const STALE: Duration = Duration::from_secs(4 + 1 + 3);
 
 /// How often each fault happens. `SUITE_RUNS` asks for more.
@@ -170,8 +170,8 @@ fn requests_are_lost_during_an_election() {
     run.wait().exited(0).printed("ran\n").silent();
 }
 
-// "Majority stopped": COMMAND is dead before the lease can pass on, newcomers get an error, and everything goes on when the majority is
-// back.
+// "Majority stopped": COMMAND is dead before the lease can pass on, newcomers get an error, and everything goes on when
+// the majority is back.
 #[test]
 fn a_majority_is_stopped() {
     each(|| {
@@ -269,7 +269,8 @@ fn members_are_killed_and_come_back_during_hand_offs() {
     });
 }
 
-// "A wake-up that is lost costs time, never exclusion": the leader dies just after the lock was handed to a waiter that has not heard of it.
+// "A wake-up that is lost costs time, never exclusion": the leader dies just after the lock was handed to a waiter that
+// has not heard of it.
 #[test]
 fn the_leader_is_killed_after_a_hand_off() {
     each(|| {

@@ -8,8 +8,8 @@ use crate::support::hand::{all, break_lock, is_held, release, renew, token, unti
 use crate::support::proxy::Mode;
 use crate::support::{Etcd, LONG, Lockrun, Output, Store, eventually, memory, stays_true_for, witness};
 
-// "The command is dead before the lock passes to anyone else": if only the record is deleted, the run stops its command when it learns of
-// that, and a run that comes meanwhile waits until the command is dead.
+// "The command is dead before the lock passes to anyone else": if only the record is deleted, the run stops its command
+// when it learns of that, and a run that comes meanwhile waits until the command is dead.
 #[test]
 fn a_record_is_deleted_under_a_command_that_ends_slowly() {
     let store = Store::Etcd(Etcd::of(1));
@@ -27,8 +27,8 @@ fn a_record_is_deleted_under_a_command_that_ends_slowly() {
     witness::begins_after_the_other(next, &record);
 }
 
-// "`break`: where a command runs, the lock is free when the command has ended; `--now` frees it at once": also a lock whose record was
-// deleted, so that nobody knows what runs under it.
+// "`break`: where a command runs, the lock is free when the command has ended; `--now` frees it at once": also a lock
+// whose record was deleted, so that nobody knows what runs under it.
 #[test]
 fn a_lock_without_a_record_is_broken() {
     let store = Store::Etcd(Etcd::of(1));
@@ -48,7 +48,8 @@ fn a_lock_without_a_record_is_broken() {
     assert!(!is_held(&store, "k") && etcd.lease_keys("k").is_empty());
 }
 
-// "`prune` removes what is left of locks": also a record in which nothing is left, or only a cancelled request that can no longer arrive.
+// "`prune` removes what is left of locks": also a record in which nothing is left, or only a cancelled request that can
+// no longer arrive.
 #[test]
 fn an_empty_record_is_pruned() {
     let store = Store::Etcd(Etcd::of(1));
@@ -65,8 +66,8 @@ fn an_empty_record_is_pruned() {
     prune(&[]).exited(0).printed("").silent();
 }
 
-// "No answer": 69, and a request that arrives afterwards acquires nothing, also if `prune` or `break` has looked at the lock meanwhile: only
-// the record that the cancelled request leaves makes it fail.
+// "No answer": 69, and a request that arrives afterwards acquires nothing, also if `prune` or `break` has looked at the
+// lock meanwhile: only the record that the cancelled request leaves makes it fail.
 #[test]
 fn a_record_of_a_recent_cancelled_request_stays() {
     for command in [&["prune", "--older-than", "365d"][..], &["prune", "--key", "k"], &["break", "--key", "k"]] {
@@ -86,8 +87,8 @@ fn a_record_of_a_recent_cancelled_request_stays() {
     }
 }
 
-// "Another team's keys are not lockrun's": what lies among the keys of a lock, and is not as lockrun writes it, breaks no lock, and neither
-// `break` nor `prune` deletes it, nor advises to.
+// "Another team's keys are not lockrun's": what lies among the keys of a lock, and is not as lockrun writes it, breaks
+// no lock, and neither `break` nor `prune` deletes it, nor advises to.
 #[test]
 fn other_keys_lie_among_those_of_a_lock() {
     let store = Store::Etcd(Etcd::of(1));
@@ -137,7 +138,8 @@ fn a_prefix_lies_among_the_keys_of_another_one() {
     Lockrun::at(&url).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n");
 }
 
-/// Sets the last fence of a lock to one that a member whose clock is ahead by this time would have given out. Returns it.
+/// Sets the last fence of a lock to one that a member whose clock is ahead by this time would have given out. Returns
+/// it.
 fn set_ahead(etcd: &Etcd, key: &str, time: Duration) -> u64 {
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later") + time;
     let fence = u64::try_from(ahead.as_millis()).expect("it fits");
@@ -165,8 +167,9 @@ fn prune_to(store: &Store, left: usize) {
     });
 }
 
-// "The fence is greater than every earlier one": also if a lock is pruned whose last fence came from a member whose clock is ahead, and is
-// acquired through another one after that; and `prune` of a lock with a smaller fence takes nothing from it.
+// "The fence is greater than every earlier one": also if a lock is pruned whose last fence came from a member whose
+// clock is ahead, and is acquired through another one after that; and `prune` of a lock with a smaller fence takes
+// nothing from it.
 #[test]
 fn a_lock_is_pruned_whose_fence_is_ahead_of_the_clock() {
     let store = Store::Etcd(Etcd::of(1));
@@ -182,8 +185,8 @@ fn a_lock_is_pruned_whose_fence_is_ahead_of_the_clock() {
     }
 }
 
-// The same of a fence that is further ahead than any clock should be: such a lock is not pruned, so that the fences of all other locks stay
-// near the time.
+// The same of a fence that is further ahead than any clock should be: such a lock is not pruned, so that the fences of
+// all other locks stay near the time.
 #[test]
 fn a_lock_whose_fence_is_far_ahead_of_the_clock_is_not_pruned() {
     let store = Store::Etcd(Etcd::of(1));

@@ -8,7 +8,8 @@ use crate::support::proxy::{Mode, Proxy};
 use crate::support::slots::Slot;
 use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
-// A renewal is carried out, its answer is lost, and another member gets it again: the lease that the first request created is the holder's.
+// A renewal is carried out, its answer is lost, and another member gets it again: the lease that the first request
+// created is the holder's.
 #[test]
 fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     let etcd = Etcd::of(1);
@@ -24,8 +25,8 @@ fn a_renewal_whose_answer_is_lost_keeps_its_lease() {
     run.finish().exited(0);
 }
 
-// A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock, and the output names every
-// holder that lost it, the one whose slot was free at once and the one whose command has yet to end.
+// A break is carried out, its answer is lost, and another member gets it again: the next holder keeps the lock, and the
+// output names every holder that lost it, the one whose slot was free at once and the one whose command has yet to end.
 #[test]
 fn a_break_whose_answer_is_lost_revokes_nothing_from_the_next_holder() {
     const BROKEN: &str = "00000000-0000-4000-8000-000000000001";
@@ -52,7 +53,8 @@ fn a_break_whose_answer_is_lost_revokes_nothing_from_the_next_holder() {
     running.kill();
 }
 
-// A waiter whose row was lost joins the queue again behind very many, and gets no answer: it finds that row, and is in the queue only once.
+// A waiter whose row was lost joins the queue again behind very many, and gets no answer: it finds that row, and is in
+// the queue only once.
 #[test]
 fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
     const AHEAD: usize = 20;

@@ -99,8 +99,8 @@ fn no_lease_is_left_of_a_run_without_rights() {
     assert!(etcd.ask_as("root", "/v3/lease/leases", &json!({}))["leases"].is_null());
 }
 
-// "`break`: the lock is free when the command has ended, at the latest with its lease": also if a user without any right keeps all leases of the
-// cluster alive, as etcd allows, and the holder is dead.
+// "`break`: the lock is free when the command has ended, at the latest with its lease": also if a user without any
+// right keeps all leases of the cluster alive, as etcd allows, and the holder is dead.
 #[test]
 fn a_stranger_keeps_the_lease_of_a_dead_run_alive() {
     let etcd = Etcd::of(1);

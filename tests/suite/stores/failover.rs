@@ -1,6 +1,7 @@
 //! Another server becomes the primary: while a lock is held, waited for, and free.
 //!
-//! "After a failover no lock that could have been held before it is granted until the longest lease from before has run out."
+//! "After a failover no lock that could have been held before it is granted until the longest lease from before has run
+//! out."
 //!
 //! The witnesses are the commands, as for other faults: the old one records when it lived, and so does the next one.
 
@@ -102,7 +103,8 @@ impl Case {
         assert!(old.stderr().contains("lost"), "{}", old.stderr());
     }
 
-    /// Asserts that the second run gets the lock, and only after the first one's command is dead. Returns the margin in milliseconds.
+    /// Asserts that the second run gets the lock, and only after the first one's command is dead. Returns the margin in
+    /// milliseconds.
     #[track_caller]
     fn passes_on(mut self, what: &str) -> i64 {
         if self.next.is_none() {
@@ -181,8 +183,8 @@ fn sentinel_primary_killed_after_a_quiet_day() {
     }
 }
 
-// "A holder on the old side learns from a majority of Sentinels that its primary is not the primary any more": also without a failover, if
-// the Sentinels were told to watch another server.
+// "A holder on the old side learns from a majority of Sentinels that its primary is not the primary any more": also
+// without a failover, if the Sentinels were told to watch another server.
 #[test]
 fn sentinels_are_told_of_another_primary() {
     let (service, other) = (Service::alone(), Redis::durable());
@@ -209,8 +211,8 @@ fn sentinels_are_told_of_a_replica() {
     case.passes_on("promoted by hand");
 }
 
-// "A crash frees it within ttl + 1 s", and a failover withholds it for the longest lease or place: a waiter that has waited for that does not
-// wait again.
+// "A crash frees it within ttl + 1 s", and a failover withholds it for the longest lease or place: a waiter that has
+// waited for that does not wait again.
 #[test]
 fn sentinel_primary_and_holder_killed() {
     // The place of the waiter, which is longer than the lease.
@@ -281,8 +283,8 @@ fn sentinel_primary_cut_off() {
     }
 }
 
-// "A place is a lease, as the lock is": the old primary hands the lock to a waiter after a majority has named another one. The new primary
-// grants nothing until the place has ended, even if all leases that it knows are shorter.
+// "A place is a lease, as the lock is": the old primary hands the lock to a waiter after a majority has named another
+// one. The new primary grants nothing until the place has ended, even if all leases that it knows are shorter.
 #[test]
 fn sentinel_primary_cut_off_hands_the_lock_over() {
     judge(|| {
@@ -401,12 +403,12 @@ fn a_majority_of_sentinels_is_asked() {
     run().exited(69).printed("").said("of its 3 Sentinels 1 answered");
 }
 
-/// How far the clock of the primary is ahead of its replicas' clocks in the next test, in ms. A fence that it gives out is greater
-/// by as much; so the test writes one that is.
+/// How far the clock of the primary is ahead of its replicas' clocks in the next test, in ms. A fence that it gives out
+/// is greater by as much; so the test writes one that is.
 const AHEAD: u64 = 50_000;
 
-// "Fences grow across any failover", also of several in a row, each to a server whose clock is behind by less than a minute, and which
-// lacks the newest acquisitions.
+// "Fences grow across any failover", also of several in a row, each to a server whose clock is behind by less than a
+// minute, and which lacks the newest acquisitions.
 #[test]
 fn the_fence_grows_with_each_failover() {
     let service = Service::replicated();

@@ -56,8 +56,8 @@ fn over_all_primaries() {
     assert_eq!(pruned.lines().collect::<Vec<_>>(), [&keys[0], &keys[2]]);
 }
 
-// "A lock that cannot be read is named on standard error", and the others are listed and pruned: also if its hash slot is moving, and
-// its fence has moved already.
+// "A lock that cannot be read is named on standard error", and the others are listed and pruned: also if its hash slot
+// is moving, and its fence has moved already.
 #[test]
 fn a_slot_that_is_moving() {
     let cluster = Cluster::start();
@@ -86,7 +86,8 @@ fn a_slot_that_is_moving() {
     is_named_alone(prune(&url).run());
 }
 
-// "A cluster's named nodes must agree on whose they are": one that answers first, but knows nothing of the others, is not the cluster.
+// "A cluster's named nodes must agree on whose they are": one that answers first, but knows nothing of the others, is
+// not the cluster.
 #[test]
 fn a_node_of_another_cluster_is_not_listed() {
     let (cluster, other) = (Cluster::start(), SingleNode::start());
@@ -131,7 +132,8 @@ fn a_node_of_another_cluster_is_not_taken_for_the_cluster() {
     }
 }
 
-// "After a failover no lock that could have been held before it is granted": also if the traces of its earlier runs are pruned first.
+// "After a failover no lock that could have been held before it is granted": also if the traces of its earlier runs are
+// pruned first.
 #[test]
 fn what_a_failover_may_have_lost_is_not_pruned() {
     let cluster = Cluster::start();

@@ -39,8 +39,8 @@ impl Drop for Hanging {
     }
 }
 
-// "No request takes longer than the time-out": a descriptor of some process on a file system that hangs keeps neither `break` nor the message
-// about a blocked lock from their answer.
+// "No request takes longer than the time-out": a descriptor of some process on a file system that hangs keeps neither
+// `break` nor the message about a blocked lock from their answer.
 #[test]
 fn a_hanging_file_system_of_another_process_is_not_asked() {
     let _hanging = Hanging::mount();
@@ -63,7 +63,8 @@ fn a_hanging_file_system_of_another_process_is_not_asked() {
     flock.signal(Signal::SIGKILL);
 }
 
-// A holder in another PID namespace, such as a container's, is not one that "this user may not see": the message names the namespace.
+// A holder in another PID namespace, such as a container's, is not one that "this user may not see": the message names
+// the namespace.
 #[test]
 fn a_holder_in_another_pid_namespace_is_said_to_be_there() {
     need_root("see all processes");

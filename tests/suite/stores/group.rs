@@ -124,8 +124,8 @@ pub(super) fn set(path: &Path, uid: u32, gid: u32, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("root may do this");
 }
 
-// "Shared by the users of a group, so that a deploy user and root can keep out of each other's way": both ways, by commands and by hand;
-// each of them sees who holds the lock.
+// "Shared by the users of a group, so that a deploy user and root can keep out of each other's way": both ways, by
+// commands and by hand; each of them sees who holds the lock.
 #[test]
 fn root_and_members_exclude_each_other() {
     let shared = Shared::new();
@@ -148,8 +148,8 @@ fn root_and_members_exclude_each_other() {
     }
 }
 
-// "While such a waiter keeps a free lock, a run that does not wait fails (status 69) and names it": also another user's, whose descriptors
-// only root may inspect.
+// "While such a waiter keeps a free lock, a run that does not wait fails (status 69) and names it": also another
+// user's, whose descriptors only root may inspect.
 #[test]
 fn a_stopped_waiter_of_another_member_is_named() {
     let shared = Shared::new();
@@ -216,8 +216,8 @@ fn they_wait_in_turn() {
     }
 }
 
-// "A crash frees it at once", and if lockrun alone is killed, the command keeps the lock for as long as it lives. Another user cannot
-// break that, nor see all of it.
+// "A crash frees it at once", and if lockrun alone is killed, the command keeps the lock for as long as it lives.
+// Another user cannot break that, nor see all of it.
 #[test]
 fn a_crash_frees_it_for_the_others() {
     let shared = Shared::new();
@@ -240,8 +240,8 @@ fn a_crash_frees_it_for_the_others() {
     }
 }
 
-// "Files 0660", and with the sticky bit, which keeps systemd-tmpfiles(8) from removing them: at once, whatever the umask is, which the
-// command gets as it was.
+// "Files 0660", and with the sticky bit, which keeps systemd-tmpfiles(8) from removing them: at once, whatever the
+// umask is, which the command gets as it was.
 #[test]
 fn no_umask_keeps_the_others_out() {
     let shared = Shared::new();
@@ -334,7 +334,8 @@ fn doctor_names_the_group() {
     }
 }
 
-// The kernel knows who holds the lock and who waits, so it does not matter whether a member may look at another's processes.
+// The kernel knows who holds the lock and who waits, so it does not matter whether a member may look at another's
+// processes.
 #[test]
 fn hidden_processes_hold_and_wait() {
     let shared = Shared::new();

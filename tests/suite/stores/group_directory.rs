@@ -55,8 +55,8 @@ fn is_mended(shared: &Shared, output: &Output) {
     assert_eq!(look(&shared.locks()), (0, GROUP, 0o42770, 1));
 }
 
-// A group's directory is created by hand: one that a member made would be useless to the others, and a mistyped path must not be another
-// lock. The message says what to type.
+// A group's directory is created by hand: one that a member made would be useless to the others, and a mistyped path
+// must not be another lock. The message says what to type.
 #[test]
 fn a_missing_directory_is_not_made() {
     let shared = Shared::without_directory();
@@ -70,8 +70,8 @@ fn a_missing_directory_is_not_made() {
     is_mended(&shared, &shared.run(Who::Root, &[], &["true"]));
 }
 
-// "2770, owner root or ours": any other mode, owner or group is refused, with what to do. (3770, because the kernel may keep root from
-// opening another's file in a sticky directory.)
+// "2770, owner root or ours": any other mode, owner or group is refused, with what to do. (3770, because the kernel may
+// keep root from opening another's file in a sticky directory.)
 #[test]
 fn any_other_mode_is_refused() {
     for mode in [0o770, 0o2775, 0o2777, 0o2772, 0o3770, 0o700, 0o755, 0o2750] {
@@ -172,8 +172,8 @@ fn an_access_control_list_is_refused() {
     }
 }
 
-// Nobody else may be able to put another directory in its place: every directory on the way is root's (or ours), and nobody else can write
-// to it, unless it is sticky as /tmp is.
+// Nobody else may be able to put another directory in its place: every directory on the way is root's (or ours), and
+// nobody else can write to it, unless it is sticky as /tmp is.
 #[test]
 fn a_parent_that_others_can_write_is_refused() {
     let shared = Shared::new();

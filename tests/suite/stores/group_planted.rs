@@ -1,4 +1,5 @@
-//! Files that a member plants in a group's directory are neither followed nor changed by another user, and hold up no one.
+//! Files that a member plants in a group's directory are neither followed nor changed by another user, and hold up no
+//! one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
@@ -106,7 +107,8 @@ fn what_is_planted_is_not_touched() {
     }
 }
 
-// "Sizes are bounded": whatever a member writes into a file costs the others little memory and time. The same in a directory of one user.
+// "Sizes are bounded": whatever a member writes into a file costs the others little memory and time. The same in a
+// directory of one user.
 #[test]
 fn a_vast_file_is_refused() {
     let shared = Shared::new();
@@ -175,8 +177,8 @@ fn no_mode_is_changed() {
     assert!(status.stdout().contains("\nother "), "{status}");
 }
 
-// A command in a message may be pasted into root's shell: it contains no file name of a member's choice that is not a lock's, and quotes a
-// path that a shell would split.
+// A command in a message may be pasted into root's shell: it contains no file name of a member's choice that is not a
+// lock's, and quotes a path that a shell would split.
 #[test]
 fn no_name_gets_into_a_command() {
     let shared = Shared::new();
@@ -207,8 +209,8 @@ fn no_name_gets_into_a_command() {
     run.run().exited(0).printed("ran\n").silent();
 }
 
-// Root has the rights of a member as long as it has its capabilities. Without them, as in some containers and services, root cannot use the
-// file, but the others can, so it must stay.
+// Root has the rights of a member as long as it has its capabilities. Without them, as in some containers and services,
+// root cannot use the file, but the others can, so it must stay.
 #[test]
 fn root_without_its_capabilities() {
     let shared = Shared::new();

@@ -13,8 +13,8 @@ const MEMORY: u64 = 256 << 20;
 /// How many calls of each kind get nonsense for an answer.
 const CALLS: u64 = 4;
 
-// Every reply may be cut short, doubled, mixed with noise, nested without an end, announced as longer than any memory, or never end. No
-// call hangs, dies of it, writes what was sent to the terminal, or runs COMMAND beside the holder.
+// Every reply may be cut short, doubled, mixed with noise, nested without an end, announced as longer than any memory,
+// or never end. No call hangs, dies of it, writes what was sent to the terminal, or runs COMMAND beside the holder.
 on_every_lease_store!(nonsense_is_an_error, |store| {
     let holder = Holder::new(store, "held");
     let proxy = store.proxy();

@@ -1,4 +1,5 @@
-//! A PostgreSQL whose connections are used up by waiters, or whose clients read no more: locks stay usable by those who hold them.
+//! A PostgreSQL whose connections are used up by waiters, or whose clients read no more: locks stay usable by those who
+//! hold them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,7 +14,8 @@ use crate::support::postgres::Setup;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, eventually};
 
-// "The owner of a lock by hand can renew and release it", however many wait: the server, or the role, has no more connections than these.
+// "The owner of a lock by hand can renew and release it", however many wait: the server, or the role, has no more
+// connections than these.
 #[test]
 fn waiters_leave_connections_to_others() {
     let small = Setup { settings: vec!["max_connections=20".to_owned()], ..Setup::default() };
@@ -66,7 +68,8 @@ fn a_small_limit_leaves_room_for_waiters() {
     }
 }
 
-// "Lockrun needs no rights but those on its tables": a role that may not see how many connections there are waits like any other.
+// "Lockrun needs no rights but those on its tables": a role that may not see how many connections there are waits like
+// any other.
 #[test]
 fn a_role_that_cannot_count_connections_waits() {
     for right in [
@@ -107,8 +110,9 @@ fn a_connection_becomes_free() {
     run.wait().exited(0).printed("ran\n").silent();
 }
 
-/// Passes what one client and the server send, with little room for the server's answers. After the client has asked for a lock's row, nothing
-/// is read from the server any more, and the connection stays open: so does a machine that is frozen. Returns the port.
+/// Passes what one client and the server send, with little room for the server's answers. After the client has asked
+/// for a lock's row, nothing is read from the server any more, and the connection stays open: so does a machine that is
+/// frozen. Returns the port.
 fn freezes_in_time(server: u16) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("its address").port();
@@ -145,7 +149,8 @@ fn freezes_in_time(server: u16) -> u16 {
     port
 }
 
-// "Lock times bounded": a client that reads nothing more while it is sent a long queue, living or dead, blocks the lock only for a moment.
+// "Lock times bounded": a client that reads nothing more while it is sent a long queue, living or dead, blocks the lock
+// only for a moment.
 on_postgres!(a_client_that_stops_reading, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
@@ -172,8 +177,8 @@ on_postgres!(a_client_that_stops_reading, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n");
 });
 
-// A waiter that leaves its connection to others gives it up when it goes to sleep, not between two requests: the server does not end a
-// session at once, and would refuse the next one where there is no room.
+// A waiter that leaves its connection to others gives it up when it goes to sleep, not between two requests: the server
+// does not end a session at once, and would refuse the next one where there is no room.
 on_postgres!(a_connection_is_given_up_for_a_sleep_alone, |store, postgres| {
     postgres.ask("ALTER ROLE postgres CONNECTION LIMIT 1");
     let proxy = store.proxy();

@@ -62,7 +62,8 @@ on_postgres!(the_row_is_deleted_under_a_holder, |store, postgres| {
     assert!(is_free(store, "k"));
 });
 
-// "Table dropped", and each other object of ours: the holder has lost its lock, and the next run creates the tables again.
+// "Table dropped", and each other object of ours: the holder has lost its lock, and the next run creates the tables
+// again.
 on_postgres!(tables_are_dropped_under_a_holder, |store, postgres| {
     for dropped in ["TABLE lockrun.locks", "TABLE lockrun.waiters", "TABLE lockrun.version", "SCHEMA lockrun CASCADE"] {
         let mut holder = waiting_for_its_end(&busy(store, "k"));
@@ -110,8 +111,8 @@ on_postgres!(a_request_that_stops_half_way, |store, postgres| {
     drop(half);
 });
 
-// "Lock times bounded": a row that another client has locked is an error in time, and a holder that cannot renew its lease ends its command
-// before the lease expires.
+// "Lock times bounded": a row that another client has locked is an error in time, and a holder that cannot renew its
+// lease ends its command before the lease expires.
 on_postgres!(another_client_locks_the_row, |store, postgres| {
     let call = Lockrun::new(store).key("k").args(["--ttl", "4s", "--store-timeout", "500ms", "--kill-after", "500ms"]);
     let holder = Holder::with(&call, &[]);
@@ -138,8 +139,8 @@ on_postgres!(another_client_locks_the_table, |store, postgres| {
     assert!(is_free(store, "k"));
 });
 
-// "Waiters wait": over a network so slow that the lock's row has no time for all of them, none fails, whether it joins or waits for longer
-// than a place lasts.
+// "Waiters wait": over a network so slow that the lock's row has no time for all of them, none fails, whether it joins
+// or waits for longer than a place lasts.
 on_postgres!(many_waiters_are_far_away, |store, postgres| {
     const MANY: usize = 80;
     let _turn = crowd::turn();
@@ -157,7 +158,8 @@ on_postgres!(many_waiters_are_far_away, |store, postgres| {
     queue.end().in_any_order(0..MANY);
 });
 
-// "40P01, 40001": a transaction that is rolled back is repeated; if each attempt is, the last refusal is the failure, and a passing one.
+// "40P01, 40001": a transaction that is rolled back is repeated; if each attempt is, the last refusal is the failure,
+// and a passing one.
 on_postgres!(each_transaction_is_rolled_back, |store, postgres| {
     assert!(is_free(store, "free"));
     postgres.ask("CREATE SEQUENCE tries");

@@ -15,7 +15,8 @@ fn printed_schema(url: &str) -> String {
     Lockrun::bare().args(["doctor", "--schema", "--store", url]).run().exited(0).silent().stdout()
 }
 
-// "Safely when a hundred first users come at once": all of them run, and those that want the same lock run one after the other.
+// "Safely when a hundred first users come at once": all of them run, and those that want the same lock run one after
+// the other.
 on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     let _turn = crowd::turn();
     let users: Vec<_> = (0..100)
@@ -32,8 +33,9 @@ on_postgres!(a_hundred_first_users_at_once, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.version"), 1);
 });
 
-// "Safely when a hundred first users come at once": what another has committed is visible a moment before a session's cached names are
-// invalidated. That moment cannot be prolonged, so a trigger gives the server's answer: the schema exists, and there is none of this name.
+// "Safely when a hundred first users come at once": what another has committed is visible a moment before a session's
+// cached names are invalidated. That moment cannot be prolonged, so a trigger gives the server's answer: the schema
+// exists, and there is none of this name.
 on_postgres!(a_schema_that_is_noticed_late, |store, postgres| {
     postgres.ask("CREATE SEQUENCE public.attempts");
     postgres.ask(
@@ -48,8 +50,8 @@ on_postgres!(a_schema_that_is_noticed_late, |store, postgres| {
     assert!(postgres.count("SELECT nextval('public.attempts')") > 3);
 });
 
-// A command that only looks finds tables that a first user creates at the same moment: the answer that there are none is on its way when
-// they appear.
+// A command that only looks finds tables that a first user creates at the same moment: the answer that there are none
+// is on its way when they appear.
 on_postgres!(tables_come_while_somebody_looks, |store, postgres| {
     let proxy = &store.proxy();
     proxy.set(Mode::Delay(Duration::from_millis(700)));
@@ -94,7 +96,8 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
     }
 });
 
-// "One lock a key": two keys for which a database's encoding has the same bytes do not share a row. One of them cannot be used there.
+// "One lock a key": two keys for which a database's encoding has the same bytes do not share a row. One of them cannot
+// be used there.
 on_postgres!(keys_with_the_same_bytes, |store, postgres| {
     postgres.ask("CREATE DATABASE japan ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0");
     let url = store.url().replacen("/postgres?", "/japan?", 1);
@@ -136,8 +139,8 @@ fn guest(postgres: &Postgres) -> String {
     postgres.url_as("guest", "sslmode=disable")
 }
 
-// "Otherwise 69 with a message that names `lockrun doctor --schema`, which prints the SQL and the GRANTs": what it prints is enough for all
-// that lockrun does.
+// "Otherwise 69 with a message that names `lockrun doctor --schema`, which prints the SQL and the GRANTs": what it
+// prints is enough for all that lockrun does.
 on_postgres!(a_role_that_may_not_create_tables, |store, postgres| {
     let url = guest(postgres);
     for words in [&["--key", "k", "--", "echo", "ran"][..], &["--key", "k", "--wait", "--", "echo", "ran"]] {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::support::store::on_pooled;
 use crate::support::{LONG, Lockrun, eventually, stays_true_for};
 
-// A pooler accepts clients even if it has no session free. A waiter waits for that, too, and does not log in again and again, which would
-// overload the pooler. A lock that is granted late is renewed at once.
+// A pooler accepts clients even if it has no session free. A waiter waits for that, too, and does not log in again and
+// again, which would overload the pooler. A lock that is granted late is renewed at once.
 on_pooled!(waiters_are_patient_with_a_pooler, |store, pooled| {
     let proxy = store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "12s", "--store-timeout", "2s"]);

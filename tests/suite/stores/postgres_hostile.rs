@@ -121,7 +121,8 @@ fn endless(keys: impl Fn(usize) -> Vec<String> + Send + Sync + 'static) -> Impos
     })
 }
 
-// "A listing has a limit, which is named when it is reached", and its keys ascend: a server that always has another page ends nothing.
+// "A listing has a limit, which is named when it is reached", and its keys ascend: a server that always has another
+// page ends nothing.
 #[test]
 fn pages_without_end() {
     let page = |number: usize, length: usize| -> Vec<String> {

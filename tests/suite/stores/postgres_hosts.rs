@@ -13,8 +13,8 @@ fn at(ports: &[u16], parameters: &str) -> String {
     format!("postgres://postgres@{}/postgres?sslmode=disable{parameters}", hosts.join(","))
 }
 
-// "Several hosts with `target_session_attrs=read-write`", which is the default: a standby, or a port that no one listens on, is passed
-// over.
+// "Several hosts with `target_session_attrs=read-write`", which is the default: a standby, or a port that no one
+// listens on, is passed over.
 on_postgres!(the_one_that_takes_writes, |_store, postgres| {
     let standby = Postgres::with(&Setup { follows: Some(0), ..Setup::default() });
     let (ours, standby, nobody) = (postgres.port(), standby.port(), free_port());
@@ -36,8 +36,8 @@ on_postgres!(a_silent_host_is_passed_over, |_store, postgres| {
     assert!(silent.connections() > 0);
 });
 
-// "A failover (read-only standby: 'not this one') handled like a cut connection": the holder keeps its lock and the waiter its place
-// on the server that was promoted, to which every commit had been copied.
+// "A failover (read-only standby: 'not this one') handled like a cut connection": the holder keeps its lock and the
+// waiter its place on the server that was promoted, to which every commit had been copied.
 #[test]
 fn a_standby_takes_over() {
     let settings = vec!["synchronous_standby_names=*".to_owned()];
@@ -65,8 +65,8 @@ fn a_standby_takes_over() {
     waiter.wait().exited(0).printed("ran\n").silent();
 }
 
-// "Always, if commits wait for the standby": a commit whose wait for the standby was cancelled is not known to be safe, and acquires no
-// lock.
+// "Always, if commits wait for the standby": a commit whose wait for the standby was cancelled is not known to be safe,
+// and acquires no lock.
 #[test]
 fn a_commit_that_no_standby_has_confirmed() {
     let settings = ["synchronous_standby_names=*", "synchronous_commit=local"].map(str::to_owned).to_vec();

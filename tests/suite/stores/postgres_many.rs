@@ -33,7 +33,8 @@ on_postgres!(more_than_one_answer_can_hold, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.locks"), 0);
 });
 
-// "One that is busy spoils no other": another client has locked the row of one key; that key is named, and the others are pruned.
+// "One that is busy spoils no other": another client has locked the row of one key; that key is named, and the others
+// are pruned.
 on_postgres!(a_key_that_is_busy, |store, postgres| {
     for key in ["a", "b", "c"] {
         assert!(is_free(store, key));

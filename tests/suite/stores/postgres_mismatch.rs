@@ -39,7 +39,8 @@ fn all_fail(url: &str, its: &str, words: &str) {
     assert!(doctor.lines().any(|line| line.starts_with("fail") && line.contains(words)), "{doctor}");
 }
 
-// "One that a later one has migrated is not touched", also if the server rejects this lockrun's statements after the migration.
+// "One that a later one has migrated is not touched", also if the server rejects this lockrun's statements after the
+// migration.
 on_postgres!(a_later_version_with_other_columns, |store, postgres| {
     for change in CHANGES {
         let its = token(store, "k", &[]);

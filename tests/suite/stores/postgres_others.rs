@@ -58,7 +58,8 @@ on_postgres!(the_row_is_deleted_under_requests, |store, postgres| {
     assert!(other_client.wait().expect("our own child").success());
 });
 
-// Names mean the server's own functions and operators: here another user's clock gains an hour at each call, and texts are never equal.
+// Names mean the server's own functions and operators: here another user's clock gains an hour at each call, and texts
+// are never equal.
 on_postgres!(functions_of_the_same_name, |store, postgres| {
     assert!(is_free(store, "k"));
     postgres.ask(
@@ -107,7 +108,8 @@ on_postgres!(what_is_written_is_not_committed, |store, postgres| {
     assert!(!is_held(store, "k"));
 });
 
-// A client is cut off in the middle of a message, with its row locked: the server ends its session, and the next one gets the lock soon.
+// A client is cut off in the middle of a message, with its row locked: the server ends its session, and the next one
+// gets the lock soon.
 on_postgres!(a_request_is_cut_in_the_middle, |store, postgres| {
     assert!(is_free(store, "k"));
     let proxy = store.proxy();
@@ -143,7 +145,8 @@ on_postgres!(advisory_locks_of_others, |store, postgres| {
     call.run().exited(0).printed("ran\n").silent();
 });
 
-// A deadlock of two clients that create the tables is no reason to fail: the server ends one of the transactions, which is tried again.
+// A deadlock of two clients that create the tables is no reason to fail: the server ends one of the transactions, which
+// is tried again.
 on_postgres!(a_deadlock_while_the_tables_are_created, |store, postgres| {
     postgres.ask("ALTER ROLE postgres SET deadlock_timeout = '2s'; CREATE SCHEMA lockrun");
     let mut psql = Command::new("psql");
@@ -166,7 +169,8 @@ on_postgres!(a_deadlock_while_the_tables_are_created, |store, postgres| {
     assert!(other_client.wait().expect("our own child").success());
 });
 
-// "Others can get to the row": a broken record is repaired under its holder, whose renewals fail until then, and which goes on.
+// "Others can get to the row": a broken record is repaired under its holder, whose renewals fail until then, and which
+// goes on.
 on_postgres!(a_record_is_repaired_under_its_holder, |store, postgres| {
     let proxy = &store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--ttl", "12s", "--store-timeout", "2s"]);
@@ -201,8 +205,8 @@ on_postgres!(thousands_of_dead_waiters, |store, postgres| {
     assert_eq!(postgres.count("SELECT count(*) FROM lockrun.waiters WHERE ends_ms = 0"), 0);
 });
 
-// "A waiter hears that it is its turn": a renewal under its token, which holds nothing yet, leaves its row as it is, and with it the channel
-// on which it listens.
+// "A waiter hears that it is its turn": a renewal under its token, which holds nothing yet, leaves its row as it is,
+// and with it the channel on which it listens.
 on_postgres!(a_renewal_under_a_token_that_waits, |store, postgres| {
     const OURS: &str = "0123456789abcdef0123456789abcdef";
     let its = token(store, "k", &["--ttl", "10m"]);

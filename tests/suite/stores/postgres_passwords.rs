@@ -48,7 +48,8 @@ fn address() -> IpAddr {
     socket.local_addr().expect("its address").ip()
 }
 
-// A password is sent in clear only to a server that has proved which one it is: by its certificate, or by the directory of its socket.
+// A password is sent in clear only to a server that has proved which one it is: by its certificate, or by the directory
+// of its socket.
 #[test]
 fn in_clear() {
     let access =
@@ -162,7 +163,8 @@ fn bound_to_the_connection() {
     is_refused(Lockrun::at(&url).env("PGPASSWORD", "pencil"), "channel");
 }
 
-// A certificate to which nothing can be bound must be verified: a server in between could show one to make our proof usable there.
+// A certificate to which nothing can be bound must be verified: a server in between could show one to make our proof
+// usable there.
 #[test]
 fn a_certificate_that_nothing_can_be_bound_to() {
     let postgres = Postgres::with_tls(&["hostssl all all 127.0.0.1/32 scram-sha-256"]);

@@ -1,10 +1,11 @@
-//! What another role plants in a PostgreSQL database: none of its code runs with the rights of the role that uses a lock.
+//! What another role plants in a PostgreSQL database: none of its code runs with the rights of the role that uses a
+//! lock.
 
 use crate::support::postgres::Setup;
 use crate::support::{Lockrun, Postgres};
 
-/// Objects of the role `evil` under the names that the server's own have, in each schema that is searched by default, and one that fits
-/// the values better. Each writes to the server's log who has run it.
+/// Objects of the role `evil` under the names that the server's own have, in each schema that is searched by default,
+/// and one that fits the values better. Each writes to the server's log who has run it.
 const PLANTED: &str = "
     CREATE ROLE evil LOGIN; CREATE ROLE app LOGIN;
     GRANT CREATE ON DATABASE postgres TO app; GRANT CREATE ON SCHEMA public TO evil;

@@ -118,8 +118,8 @@ on_pooled!(the_server_behind_the_pooler_is_gone, |store, pooled| {
     });
 });
 
-// A pooler reports its server's role from when the two first connected, until it reads its configuration again. A standby that is promoted
-// behind it is used all the same.
+// A pooler reports its server's role from when the two first connected, until it reads its configuration again. A
+// standby that is promoted behind it is used all the same.
 #[test]
 fn the_standby_behind_the_pooler_is_promoted() {
     let pooled = Pooled::before(Postgres::with(&Setup { follows: Some(0), ..Setup::default() }));
@@ -148,7 +148,8 @@ fn the_primary_behind_the_pooler_is_demoted() {
     assert_eq!(other.count("SELECT count(*) FROM lockrun.locks"), 1);
 }
 
-// One client that stops between the two halves of a request keeps one session of the pool, for a moment; the others go on.
+// One client that stops between the two halves of a request keeps one session of the pool, for a moment; the others go
+// on.
 on_pooled!(requests_that_stop_half_way, |store, pooled| {
     assert!(is_free(store, "other"));
     let proxy = store.proxy();
@@ -179,7 +180,8 @@ on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "A hundred first users create the tables once": a session that knows everything but the schema does not notice that another creates it.
+// "A hundred first users create the tables once": a session that knows everything but the schema does not notice that
+// another creates it.
 on_pooled!(the_schema_is_created_by_another, |store, pooled| {
     let postgres = pooled.postgres();
     let call = Lockrun::new(store).key("k").args(["--ttl", "5m", "--store-timeout", "20s"]).command(["echo", "ran"]);

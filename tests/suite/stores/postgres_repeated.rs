@@ -6,7 +6,8 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, Lockrun, Postgres, eventually};
 
-// "Takes the lock from its holder": a `break` whose transaction was rolled back, and is repeated, takes nothing from the next holder.
+// "Takes the lock from its holder": a `break` whose transaction was rolled back, and is repeated, takes nothing from
+// the next holder.
 on_postgres!(a_repeated_break_takes_nothing_from_the_next_holder, |store, postgres| {
     let held = token(store, "k", &["--ttl", "10m"]);
     postgres.ask(

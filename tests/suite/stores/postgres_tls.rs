@@ -62,7 +62,8 @@ fn sslmode_words() {
     }
 }
 
-// A handshake that fails under `prefer` is an error that names the way out: lockrun does not fall back to plain text by itself.
+// A handshake that fails under `prefer` is an error that names the way out: lockrun does not fall back to plain text by
+// itself.
 #[test]
 fn a_handshake_that_fails() {
     for manner in [Manner::Answer(b"S"), Manner::InTurn(&[b"S"])] {

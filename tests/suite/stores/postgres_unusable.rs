@@ -114,8 +114,8 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind][..], &length, body].concat()
 }
 
-// "Never panic on what a server sends": messages that are broken, out of turn, of another kind of login, or hostile are errors like any
-// other.
+// "Never panic on what a server sends": messages that are broken, out of turn, of another kind of login, or hostile are
+// errors like any other.
 #[test]
 fn answers_that_no_server_gives() {
     let welcome = message(b'R', &[0; 4]);
@@ -162,7 +162,8 @@ fn lets_in_and_answers(answer: Vec<u8>) -> Fake {
     Fake::start(Manner::InTurn(Box::leak(Box::new(answers))))
 }
 
-// A request is refused before its connection is closed: the refusal is the reason, also from a pooler, whose errors have no field V.
+// A request is refused before its connection is closed: the refusal is the reason, also from a pooler, whose errors
+// have no field V.
 #[test]
 fn a_refusal_before_the_end() {
     for severity in ["SFATAL\0", "SERROR\0", "SFATAL\0VFATAL\0", "SPANIK\0VPANIC\0"] {
@@ -211,7 +212,8 @@ fn a_standby_without_a_primary() {
     Lockrun::at(&standby.url()).key("k").command(["echo", "ran"]).run().exited(0).printed("ran\n").silent();
 }
 
-// A standby that a pooler has reported as a primary refuses to begin a transaction, in its own language, and has no tables.
+// A standby that a pooler has reported as a primary refuses to begin a transaction, in its own language, and has no
+// tables.
 #[test]
 fn a_standby_that_speaks_another_language() {
     let refuses = |fields: &str| [message(b'E', fields.as_bytes()), message(b'Z', b"I")].concat();

@@ -16,7 +16,8 @@ use crate::support::proxy::Mode;
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually, stays_true_for};
 
-/// How late a waiter learns that it has the lock: later than `--store-timeout`, but not too late for one that has just logged in.
+/// How late a waiter learns that it has the lock: later than `--store-timeout`, but not too late for one that has just
+/// logged in.
 const LATE: Duration = Duration::from_secs(4);
 
 /// Returns a call that waits for the lock.
@@ -85,8 +86,8 @@ on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "Nothing stays unused": a waiter that has lost its place, as on a paused machine, was passed over when a slot became free, and no one
-// notifies it. It sees the slot by itself when it asks.
+// "Nothing stays unused": a waiter that has lost its place, as on a paused machine, was passed over when a slot became
+// free, and no one notifies it. It sees the slot by itself when it asks.
 on_postgres!(a_slot_that_was_released_after_a_place_was_lost, |store, postgres| {
     let slots = ["--slots", "2", "--ttl", "10m"];
     let first = token(store, "k", &slots);
@@ -108,8 +109,8 @@ fn fill_queue_of_notifications(postgres: &Postgres) {
     );
 }
 
-// If the server's queue of notifications is full, because a client listens and does not read, it rejects further ones. Since they are only
-// hints, they are left out: locks are released and handed off all the same, if not at once.
+// If the server's queue of notifications is full, because a client listens and does not read, it rejects further ones.
+// Since they are only hints, they are left out: locks are released and handed off all the same, if not at once.
 on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "none"]).command(["echo", "ran"]).spawn();
@@ -149,7 +150,8 @@ fn forbid_commits(postgres: &Postgres, program: &str, code: &str) {
     ));
 }
 
-// A waiter's session has prepared what a hand-off takes: what the waiter reads when it is woken, and what it sends when it hands the lock on.
+// A waiter's session has prepared what a hand-off takes: what the waiter reads when it is woken, and what it sends when
+// it hands the lock on.
 on_postgres!(what_a_hand_off_takes_is_prepared, |store, postgres| {
     postgres.ask("ALTER DATABASE postgres SET log_statement = 'all'");
     let its = token(store, "k", &["--ttl", "none"]);
@@ -165,7 +167,8 @@ on_postgres!(what_a_hand_off_takes_is_prepared, |store, postgres| {
     }
 });
 
-// A session may lose what it has prepared, as by DISCARD ALL: the waiter gets the lock, renews it and releases it all the same.
+// A session may lose what it has prepared, as by DISCARD ALL: the waiter gets the lock, renews it and releases it all
+// the same.
 on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
     assert!(is_free(store, "k"));
     postgres.ask(
@@ -207,7 +210,8 @@ on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
     }
 });
 
-// "Every role of the database can send" a notification, in a database without an encoding also one that is no text. That ends no wait.
+// "Every role of the database can send" a notification, in a database without an encoding also one that is no text.
+// That ends no wait.
 on_postgres!(notifications_that_are_no_text, |store, postgres| {
     postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
     let url = store.url().replacen("/postgres?", "/raw?", 1);
@@ -252,7 +256,8 @@ on_postgres!(troubles_of_the_server_that_pass, |store, postgres| {
     }
 });
 
-// "In turn", also right after a restart of the server: a newcomer does not overtake waiters that are about to reconnect.
+// "In turn", also right after a restart of the server: a newcomer does not overtake waiters that are about to
+// reconnect.
 on_postgres!(the_server_is_restarted_before_a_newcomer, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").arg("--wait").command(["echo", "ran"]).spawn();
@@ -281,7 +286,8 @@ on_postgres!(a_waiter_dies_before_the_server_is_restarted, |store, postgres| {
     in_time(reader.took, Duration::from_secs(9), "it waits for the dead");
 });
 
-// "It keeps its place": one that cannot get to the lock's row prolongs its place, however long it may wait for an answer.
+// "It keeps its place": one that cannot get to the lock's row prolongs its place, however long it may wait for an
+// answer.
 on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
     token(store, "k", &["--ttl", "none"]);
     let call = Lockrun::new(store).key("k").args(["--wait", "--ttl", "6s", "--store-timeout", "1s"]);
@@ -300,8 +306,9 @@ on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "The waiter waits or holds the lock until its place ends": also if it prolongs its place while the lock is handed to it, after its row was
-// read. The lease ends no sooner than the place, whether the prolongation is complete before the row is moved or not.
+// "The waiter waits or holds the lock until its place ends": also if it prolongs its place while the lock is handed to
+// it, after its row was read. The lease ends no sooner than the place, whether the prolongation is complete before the
+// row is moved or not.
 on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
     let proxy = store.proxy();
     let waiter =

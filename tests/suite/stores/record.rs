@@ -1,5 +1,5 @@
-//! The record in a lock's file: what is broken or foreign is never taken for a free lock, and a run that is killed while it ends
-//! leaves a whole one.
+//! The record in a lock's file: what is broken or foreign is never taken for a free lock, and a run that is killed
+//! while it ends leaves a whole one.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -42,7 +42,8 @@ fn nobody_gets(store: &Store, key: &str) {
     refuses(break_lock(store, key, &[]), &path);
 }
 
-/// Returns where to cut a file: in the mark, in the first line, in a record, between the copies, and just before its end.
+/// Returns where to cut a file: in the mark, in the first line, in a record, between the copies, and just before its
+/// end.
 fn cuts(whole: &[u8]) -> Vec<usize> {
     let copies: Vec<usize> = (0..whole.len()).filter(|at| whole[*at..].starts_with(b"lockrun ")).collect();
     let inside = copies.iter().flat_map(|at| [at + 1, at + 8, at + 40, at + 100, at + 200]);
@@ -53,8 +54,8 @@ fn cuts(whole: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-// "A record that cannot be parsed is an error, never free": a lease that is held by hand or kept is not forgotten, wherever the file is
-// cut.
+// "A record that cannot be parsed is an error, never free": a lease that is held by hand or kept is not forgotten,
+// wherever the file is cut.
 #[test]
 fn a_lease_in_a_file_that_was_cut() {
     let store = Store::file();
@@ -79,7 +80,8 @@ fn a_lease_in_a_file_that_was_cut() {
     }
 }
 
-// "... or a whole sequence would be forgotten": it goes on when the file is whole again, and does not start again before.
+// "... or a whole sequence would be forgotten": it goes on when the file is whole again, and does not start again
+// before.
 #[test]
 fn a_sequence_in_a_file_that_was_cut() {
     let store = Store::file();
@@ -234,7 +236,8 @@ fn a_record_that_cannot_be_written() {
     release(&store, "full", &ours).exited(0).silent();
 }
 
-// "Status 69: ... COMMAND was not started", if a limit on the size of files would keep the end of the run from being written.
+// "Status 69: ... COMMAND was not started", if a limit on the size of files would keep the end of the run from being
+// written.
 #[test]
 fn a_limit_on_file_sizes() {
     let store = Store::file();
@@ -265,8 +268,8 @@ fn a_limit_on_file_sizes() {
     release(&store, "hand", &ours).exited(0).silent();
 }
 
-// "One enum holds every way a run can end": if the end of a run cannot be recorded, the lock is free, a message says so and what is lost,
-// and the status is COMMAND's.
+// "One enum holds every way a run can end": if the end of a run cannot be recorded, the lock is free, a message says so
+// and what is lost, and the status is COMMAND's.
 #[test]
 fn an_end_that_cannot_be_written() {
     let store = Store::file();
@@ -308,7 +311,8 @@ fn waiting(call: Lockrun) -> crate::support::lockrun::Open {
     run
 }
 
-// "`--keep`: the lock stays", and "keep the lock at least this long": a run that finds the slot free finds the lease in the record.
+// "`--keep`: the lock stays", and "keep the lock at least this long": a run that finds the slot free finds the lease in
+// the record.
 #[test]
 fn what_stays_is_written_before_the_slot_is_free() {
     let store = Store::file();
@@ -324,8 +328,8 @@ fn what_stays_is_written_before_the_slot_is_free() {
     }
 }
 
-// "A writer that is killed must not leave a torn record": a run that is killed at each system call of its end, again and again, has either
-// ended with its lock kept, or died with its lock; the fence grows all the time.
+// "A writer that is killed must not leave a torn record": a run that is killed at each system call of its end, again
+// and again, has either ended with its lock kept, or died with its lock; the fence grows all the time.
 #[test]
 fn a_run_that_is_killed_at_its_end() {
     let store = Store::file();
@@ -368,8 +372,8 @@ fn calls_at_end(call: Lockrun) -> Vec<libc::c_long> {
     calls
 }
 
-// "A value that was used never comes up again", also when the power fails a moment later: it is on the disk before lockrun ends with 0.
-// Nothing else in a record has to survive that, so no other run waits for a disk.
+// "A value that was used never comes up again", also when the power fails a moment later: it is on the disk before
+// lockrun ends with 0. Nothing else in a record has to survive that, so no other run waits for a disk.
 #[test]
 fn a_used_value_is_on_the_disk() {
     let store = Store::file();

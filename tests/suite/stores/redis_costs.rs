@@ -52,15 +52,15 @@ on_redis!(a_hand_off_costs_the_same_however_many_wait, |store, redis| {
         queue.end().in_order(0..count);
         let counts = monitor.counts(redis);
         let sent: usize = counts.values().sum();
-        // The holder itself releases with two more. On a busy machine, a waiter that is to be woken is sometimes not asleep again yet, and
-        // the one behind it is woken instead.
+        // The holder itself releases with two more. On a busy machine, a waiter that is to be woken is sometimes not
+        // asleep again yet, and the one behind it is woken instead.
         let limit = count * 5 + 2 + count / 20;
         assert!(sent <= limit, "{sent} commands for {count} hand-offs: {counts:?}");
     }
 });
 
-/// Returns how often this many waiters send each command while a holder with a lease of `ttl` has the lock for ten seconds or more, and for
-/// how many seconds.
+/// Returns how often this many waiters send each command while a holder with a lease of `ttl` has the lock for ten
+/// seconds or more, and for how many seconds.
 #[track_caller]
 fn sent_by_idle(store: &Store, redis: &Redis, waiters: usize, ttl: &str) -> (BTreeMap<String, usize>, usize) {
     let call = Lockrun::new(store).key("idle").args(["--ttl", ttl]);
@@ -85,10 +85,12 @@ on_redis!(idle_waiters_are_quiet, |store, redis| {
     assert!(sent <= 4 * seconds / 2, "{sent} commands of 4 waiters in {seconds} s: {counts:?}");
 });
 
-// Not so behind a very short lease, whose end has to be noticed within a second: the first four look when it ends, as far as they know.
+// Not so behind a very short lease, whose end has to be noticed within a second: the first four look when it ends, as
+// far as they know.
 on_redis!(idle_waiters_share_the_watch_over_a_short_lease, |store, redis| {
     let (counts, seconds) = sent_by_idle(store, redis, 8, "1s");
-    // The holder renews its lease with EVAL; a waiter sleeps again (BLPOP) after each look, and does not look again within 0.6 s.
+    // The holder renews its lease with EVAL; a waiter sleeps again (BLPOP) after each look, and does not look again
+    // within 0.6 s.
     let looks = counts["blpop"];
     assert!(looks <= 6 * seconds, "{looks} looks of 8 waiters in {seconds} s: {counts:?}");
 });
@@ -121,7 +123,8 @@ fn overtaken(granted: &[String], waiting: &[String]) -> Vec<usize> {
 }
 
 // "Waiters get the lock in the order in which they came", with slots as without: it is granted to them in this order.
-// "A hand-off costs a number of store commands that does not grow with the number of waiters, at most 5 sent by clients."
+// "A hand-off costs a number of store commands that does not grow with the number of waiters, at most 5 sent by
+// clients."
 on_redis!(slots_are_granted_in_order_at_a_cost_that_does_not_grow, |store, redis| {
     for count in [50, 200] {
         let store = &store.another();
@@ -161,8 +164,8 @@ on_redis!(status_of_many_keys, |store, redis| {
     assert!(sent <= KEYS + 20, "{counts:?}");
 });
 
-// "What that costs does not grow with the number of waiters": a living waiter that wants to be alone, and behind it twelve that do not, and
-// could use the slots that it leaves unused.
+// "What that costs does not grow with the number of waiters": a living waiter that wants to be alone, and behind it
+// twelve that do not, and could use the slots that it leaves unused.
 on_redis!(watching_one_that_lives, |store, redis| {
     let call = Lockrun::new(store).key("watched").args(["--ttl", "10m"]);
     let holder = Slot::take(&call.args(["--slots", "3"]));

@@ -11,8 +11,8 @@ fn uptime(redis: &Redis) -> u64 {
     uptime.expect("it says so").trim().parse().expect("a number")
 }
 
-// "Nothing is granted for that long after the server's start": neither to a run that does not wait, nor by hand, nor of a sequence, and
-// waiters get the lock in turn when that time is over.
+// "Nothing is granted for that long after the server's start": neither to a run that does not wait, nor by hand, nor of
+// a sequence, and waiters get the lock in turn when that time is over.
 on_redis!(nothing_is_granted_soon_after_a_start, |store, redis| {
     let grace = uptime(redis) + 8;
     let url = format!("{}?grace={grace}s", store.url());

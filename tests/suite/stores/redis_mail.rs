@@ -13,8 +13,8 @@ use crate::support::slots::{SharedRecord, Slot, TELL};
 use crate::support::store::on_redis;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Queue, eventually, processes, redis_keys, stays_true_for};
 
-// "Unknown (an error, possibly done: clean up by token)": a request that arrives after its cancellation acquires nothing, even if the
-// mailbox has mail that the waiter had not read when its place in the queue was removed.
+// "Unknown (an error, possibly done: clean up by token)": a request that arrives after its cancellation acquires
+// nothing, even if the mailbox has mail that the waiter had not read when its place in the queue was removed.
 on_redis!(a_cancellation_is_not_hidden_behind_old_mail, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "mail"));
@@ -44,7 +44,8 @@ on_redis!(a_cancellation_is_not_hidden_behind_old_mail, |store, redis| {
     assert!(is_free(store, "mail"), "held by a run that has ended");
 });
 
-// "Redis commands a second of one idle waiter": a waiter whose connection is closed whenever it waits tries again, but not without a pause.
+// "Redis commands a second of one idle waiter": a waiter whose connection is closed whenever it waits tries again, but
+// not without a pause.
 on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "closed"));
@@ -64,8 +65,8 @@ on_redis!(a_connection_that_is_closed_at_each_wait, |store, redis| {
     next.wait().exited(0).printed("ran\n");
 });
 
-// "A crash leaves nothing behind": also of a lock with `--ttl none` that was handed to a dead waiter. Its lease is that of its place until it
-// renews that.
+// "A crash leaves nothing behind": also of a lock with `--ttl none` that was handed to a dead waiter. Its lease is that
+// of its place until it renews that.
 on_redis!(a_lock_without_a_lease_is_handed_to_a_dead_waiter, |store, redis| {
     let holder = Holder::new(store, "both");
     let mut second = Lockrun::new(store).key("both").args(["--wait", "--ttl", "none"]).sh(":").spawn();
@@ -80,8 +81,8 @@ on_redis!(a_lock_without_a_lease_is_handed_to_a_dead_waiter, |store, redis| {
     Queue::new(store, "both").leaves_only_what_goes();
 });
 
-// "A wake-up that is lost costs time, never exclusion": another client reads the mail of the waiter to which the lock was handed. When the
-// waiter next asks, it learns that it holds the lock.
+// "A wake-up that is lost costs time, never exclusion": another client reads the mail of the waiter to which the lock
+// was handed. When the waiter next asks, it learns that it holds the lock.
 on_redis!(mail_that_is_taken, |store, redis| {
     let holder = Holder::new(store, "taken");
     let mut queue = Queue::new(store, "taken").with(&["--ttl", "6s"]);
@@ -99,8 +100,8 @@ on_redis!(mail_that_is_taken, |store, redis| {
     queue.end().in_order([0, 1]).without_gap(freed_at, Duration::from_secs(4));
 });
 
-// A mail that says what is not true any more, or that another client wrote, starts nothing if its fence is none that was issued since the
-// waiter asked.
+// A mail that says what is not true any more, or that another client wrote, starts nothing if its fence is none that
+// was issued since the waiter asked.
 on_redis!(mail_with_an_old_fence, |store, redis| {
     let holder = Holder::new(store, "old");
     let mut queue = Queue::new(store, "old");

@@ -15,8 +15,8 @@ fn is_advised(url: &str, advice: &str) {
     }
 }
 
-// A server without TLS, one that has only TLS, and one that wants another certificate, for each kind of URL. None of them comes as far as
-// to notice that this Redis is no Sentinel and no node.
+// A server without TLS, one that has only TLS, and one that wants another certificate, for each kind of URL. None of
+// them comes as far as to notice that this Redis is no Sentinel and no node.
 #[test]
 fn encryption_and_certificates() {
     let (redis, plain) = (Redis::with_tls(), Redis::start());

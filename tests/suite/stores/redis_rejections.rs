@@ -61,8 +61,8 @@ fn all_sleep(redis: &Redis) {
     eventually(LONG, "all sleep", || redis.asleep() == 10);
 }
 
-// "When Redis goes away, a waiter goes on asking for a minute": also if the server is demoted for a moment, and rejects what a replica
-// cannot do.
+// "When Redis goes away, a waiter goes on asking for a minute": also if the server is demoted for a moment, and rejects
+// what a replica cannot do.
 on_redis!(the_server_is_demoted_for_a_moment, |store, redis| {
     keep_their_places(store, |proxy| {
         all_sleep(redis);
@@ -74,7 +74,8 @@ on_redis!(the_server_is_demoted_for_a_moment, |store, redis| {
     });
 });
 
-// The same with every answer by which a server rejects a request for a while, to a waiter's requests and to its waiting.
+// The same with every answer by which a server rejects a request for a while, to a waiter's requests and to its
+// waiting.
 on_redis!(requests_are_rejected_for_a_while, |store, redis| {
     keep_their_places(store, |proxy| {
         for answer in [
@@ -116,8 +117,8 @@ on_redis!(a_cluster_rejects_requests, |store, redis| {
     }
 });
 
-// "\"No answer\" is not: retry until it is time for TERM": also an answer to a renewal that no script gives, however deep it is, or large
-// it claims to be. A thread with a small stack reads it.
+// "\"No answer\" is not: retry until it is time for TERM": also an answer to a renewal that no script gives, however
+// deep it is, or large it claims to be. A thread with a small stack reads it.
 on_redis!(renewals_whose_answers_are_beyond_all_bounds, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "bounds"));
@@ -152,7 +153,8 @@ fn a_request_that_is_rejected_unread_leaves_nothing() {
     }
 }
 
-// The same for a server that has no AUTH, and runs the request in spite of the password: the error is that of AUTH, but the lock is not left.
+// The same for a server that has no AUTH, and runs the request in spite of the password: the error is that of AUTH, but
+// the lock is not left.
 #[test]
 fn a_request_that_runs_although_its_password_is_rejected_leaves_nothing() {
     let store = Store::Redis(Redis::with_options(&["--rename-command", "AUTH", ""]));
@@ -162,8 +164,8 @@ fn a_request_that_runs_although_its_password_is_rejected_leaves_nothing() {
     assert!(is_free(&store, "open"), "held by a run that has ended");
 }
 
-// "What failed, on what, what it means, what to do": also if the server says it once, before it has read the password, and closes the
-// connection.
+// "What failed, on what, what it means, what to do": also if the server says it once, before it has read the password,
+// and closes the connection.
 #[test]
 fn a_server_with_too_many_clients() {
     let redis = Redis::with_password("pw");
@@ -194,7 +196,8 @@ on_redis!(errors_of_scripts_as_redis_6_words_them, |store, redis| {
     }
 });
 
-// "69: the store refuses us": a user who may do everything but wait gets an error, and the server is not asked again and again.
+// "69: the store refuses us": a user who may do everything but wait gets an error, and the server is not asked again
+// and again.
 on_redis!(a_user_who_may_not_wait, |store, redis| {
     // The server knows the scripts from then on.
     assert!(is_free(store, "refused"));
@@ -215,7 +218,8 @@ on_redis!(a_user_who_may_not_wait, |store, redis| {
 #[test]
 fn a_server_without_evalsha() {
     let cyrillic = "\u{436}".repeat(60);
-    // The server says so, and quotes the arguments up to a number of bytes: under one of the last two keys, up to the middle of a character.
+    // The server says so, and quotes the arguments up to a number of bytes: under one of the last two keys, up to the
+    // middle of a character.
     for key in ["renamed", &cyrillic, &format!("x{cyrillic}")] {
         let store = Store::Redis(Redis::with_options(&["--rename-command", "EVALSHA", ""]));
         let holder = Holder::new(&store, key);
@@ -242,8 +246,8 @@ on_redis!(a_server_out_of_memory_renews, |store, redis| {
     assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
 });
 
-// "Waiters get the lock in the order in which they came": also on a server that has run out of memory since they came, and no run that comes
-// later gets it before them.
+// "Waiters get the lock in the order in which they came": also on a server that has run out of memory since they came,
+// and no run that comes later gets it before them.
 on_redis!(a_server_out_of_memory_keeps_the_order, |store, redis| {
     const WAITERS: usize = 4;
     let holder = Holder::new(store, "full");

@@ -56,8 +56,8 @@ fn database_number() {
     Lockrun::at(&url(1)).key("urls").command(["true"]).run().exited(75);
 }
 
-// "The lock is in that database and in no other", also if the server does not have it: then nothing is changed anywhere, so nothing is left to
-// be freed.
+// "The lock is in that database and in no other", also if the server does not have it: then nothing is changed
+// anywhere, so nothing is left to be freed.
 #[test]
 fn a_database_that_does_not_exist() {
     let redis = Redis::start();

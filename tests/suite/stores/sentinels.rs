@@ -1,4 +1,5 @@
-//! Sentinels that do not know each other, or are silent: the living ones are asked at once, and a majority is one of all.
+//! Sentinels that do not know each other, or are silent: the living ones are asked at once, and a majority is one of
+//! all.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;

@@ -41,8 +41,8 @@ fn all_fail(url: &str, words: &[&str], but_none_of: &[&str]) {
     }
 }
 
-// "69: the store rejects the request": a server that requires a password and got none says so, whatever was asked. It rejects a long
-// request before AUTH in other words.
+// "69: the store rejects the request": a server that requires a password and got none says so, whatever was asked. It
+// rejects a long request before AUTH in other words.
 #[test]
 fn no_password() {
     let redis = Redis::with_password("right");
@@ -114,8 +114,8 @@ fn an_unknown_authority() {
     assert_eq!(redis.keys(), Vec::<String>::new());
 }
 
-// "Status 69 after twice `--store-timeout` at the latest": the request, and its cancellation. What a busy machine adds is the same for a
-// short time-out and a long one.
+// "Status 69 after twice `--store-timeout` at the latest": the request, and its cancellation. What a busy machine adds
+// is the same for a short time-out and a long one.
 #[test]
 fn a_stopped_server_costs_twice_the_time_out() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
@@ -135,8 +135,8 @@ fn a_stopped_server_costs_twice_the_time_out() {
     });
 }
 
-// The same if the cancellation is answered, and hands the lock off to waiters that never read their mail: finding that out is not worth
-// more time.
+// The same if the cancellation is answered, and hands the lock off to waiters that never read their mail: finding that
+// out is not worth more time.
 #[test]
 fn a_cancellation_that_hands_off_has_no_time_of_its_own() {
     let (released, next) = (b"*4\r\n:1\r\n$1\r\na\r\n$1\r\nb\r\n:0\r\n", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n");

@@ -1,4 +1,5 @@
-//! A run that is stopped while it releases its lock, until long after the time for that: answers that have come by then count.
+//! A run that is stopped while it releases its lock, until long after the time for that: answers that have come by then
+//! count.
 
 use std::thread;
 use std::time::Duration;
@@ -12,8 +13,9 @@ use crate::support::{LONG, LeaseServer, Lockrun, Redis, eventually, redis_keys};
 /// The time for the release. Its first attempt takes half of that, within which the run is stopped.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Has a run release its lock at the `primary` while the `witnesses`, which must confirm its answer, are paused. Then stops the run, continues
-/// the witnesses, and continues the run when the time is over. Asserts that it has nothing to report.
+/// Has a run release its lock at the `primary` while the `witnesses`, which must confirm its answer, are paused. Then
+/// stops the run, continues the witnesses, and continues the run when the time is over. Asserts that it has nothing to
+/// report.
 #[track_caller]
 fn releases_silently(url: &str, primary: &Redis, witnesses: &[&Redis]) {
     let timeout = format!("{}s", TIMEOUT.as_secs());

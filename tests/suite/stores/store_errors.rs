@@ -40,7 +40,8 @@ pub(super) fn is_unusable(url: &str, options: &[&str]) -> String {
     output.stderr()
 }
 
-/// Asserts that no lock is held on this server. A fence that was drawn for a request that was sent before the refusal came is no lock.
+/// Asserts that no lock is held on this server. A fence that was drawn for a request that was sent before the refusal
+/// came is no lock.
 #[track_caller]
 fn holds_nothing(redis: &Redis) {
     let keys = redis.keys();
@@ -148,8 +149,8 @@ fn no_redis_at_all() {
     }
 }
 
-// "Every answer is read with bounded depth and size": an endlessly nested answer, or one announced as larger than any memory, is an error
-// like any other, and takes little memory.
+// "Every answer is read with bounded depth and size": an endlessly nested answer, or one announced as larger than any
+// memory, is an error like any other, and takes little memory.
 #[test]
 fn answers_beyond_all_bounds() {
     let leak = |text: String| -> &'static [u8] { text.leak().as_bytes() };

@@ -13,8 +13,8 @@ const ROUNDS: usize = 10;
 /// What COMMAND does: says if another one runs, and runs for a moment.
 const WORK: &str = "mkdir \"$BUSY\" || echo \"beside $$\" >>\"$BUSY.overlaps\"; echo ran; sleep 0.2; rmdir \"$BUSY\"";
 
-/// Starts runs at once on these URLs, again and again. Asserts that never two of them ran at the same time, and that each ran or
-/// failed with a documented status. Returns how many ran.
+/// Starts runs at once on these URLs, again and again. Asserts that never two of them ran at the same time, and that
+/// each ran or failed with a documented status. Returns how many ran.
 #[track_caller]
 fn never_two_at_once(urls: &[String]) -> usize {
     let directory = memory::directory();

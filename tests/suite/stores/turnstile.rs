@@ -88,8 +88,8 @@ fn wait_behind(store: &Store, key: &str, call: impl FnOnce(Lockrun) -> Running) 
     waiter
 }
 
-// "lockrun gets TERM, INT, HUP while it waits: the signal terminates it": also as the first process of a container, which gets only signals
-// that it handles.
+// "lockrun gets TERM, INT, HUP while it waits: the signal terminates it": also as the first process of a container,
+// which gets only signals that it handles.
 #[test]
 fn the_first_process_of_a_container_waits() {
     let store = Store::file();
@@ -187,7 +187,8 @@ fn a_closed_standard_error_ends_no_wait() {
     }
 }
 
-// "Ctrl-Z stops both and returns the prompt": a run that is stopped in this way gives its turn to the next, and joins the queue again.
+// "Ctrl-Z stops both and returns the prompt": a run that is stopped in this way gives its turn to the next, and joins
+// the queue again.
 #[test]
 fn the_next_waiter_is_stopped() {
     let store = Store::file();
@@ -276,7 +277,8 @@ fn a_free_lock_is_never_called_held() {
     }
 }
 
-// "Exclusion" and "`--fail`": of many that try at once, at least one gets the lock, and several only one after the other.
+// "Exclusion" and "`--fail`": of many that try at once, at least one gets the lock, and several only one after the
+// other.
 #[test]
 fn a_storm_of_tries() {
     let store = Store::file();
@@ -293,8 +295,8 @@ fn a_storm_of_tries() {
     assert_eq!(fs::read_to_string(&log).expect("somebody has run"), "in\nout\n".repeat(got));
 }
 
-// "A run that comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held, runs that only try
-// do not disturb the waiters.
+// "A run that comes later, also with `--fail` or `--skip`, does not get the lock before them": while the lock is held,
+// runs that only try do not disturb the waiters.
 #[test]
 fn tries_do_not_overtake() {
     const WAITERS: usize = 10;
@@ -316,7 +318,8 @@ fn tries_do_not_overtake() {
     assert_eq!(begun[..first], (0..WAITERS).map(|number| number.to_string()).collect::<Vec<_>>());
 }
 
-// "The lock file ... is never unlinked" by lockrun; if someone else unlinks it, the waiters find the file that others lock.
+// "The lock file ... is never unlinked" by lockrun; if someone else unlinks it, the waiters find the file that others
+// lock.
 #[test]
 fn the_file_is_removed_under_its_waiters() {
     let store = Store::file();
@@ -348,7 +351,8 @@ fn without_news_of_changes_it_is_looked_for_them() {
     waiter.wait().exited(0).printed("ran\n");
 }
 
-// "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to the waiter.
+// "The kernel's lock passes to the command, so it stays held for as long as the command lives": and then goes to the
+// waiter.
 #[test]
 fn the_lock_of_a_killed_lockrun_goes_to_the_next_waiter() {
     let store = Store::file();
@@ -368,8 +372,8 @@ fn the_lock_of_a_killed_lockrun_goes_to_the_next_waiter() {
     }
 }
 
-// "One that is stopped in the middle must not hold up the others without a word": status 69 with the reason, and no lock; all other locks
-// are still listed.
+// "One that is stopped in the middle must not hold up the others without a word": status 69 with the reason, and no
+// lock; all other locks are still listed.
 #[test]
 fn a_record_that_is_in_use_for_ever() {
     let store = Store::file();

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Runs `test`, and meanwhile calls each of `others` again and again, in a thread of its own. They end with the test, even if it fails.
+/// Runs `test`, and meanwhile calls each of `others` again and again, in a thread of its own. They end with the test,
+/// even if it fails.
 pub(crate) fn beside<T>(others: Vec<impl FnMut() + Send>, test: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     thread::scope(|threads| {

@@ -13,12 +13,12 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, close, setpgid, setsid};
 
-/// The initial state of a process. The default: a process group of its own, no terminal, every signal at its default and none
-/// blocked, whatever the state of the test runner.
+/// The initial state of a process. The default: a process group of its own, no terminal, every signal at its default
+/// and none blocked, whatever the state of the test runner.
 ///
-/// The process has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each session a
-/// group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy processors,
-/// Linux 6.18 made processes that could run wait for seconds; with one session it does not.
+/// The process has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each
+/// session a group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy
+/// processors, Linux 6.18 made processes that could run wait for seconds; with one session it does not.
 #[derive(Clone, Default)]
 pub(crate) struct Birth {
     /// Standard input is a terminal, and becomes the controlling terminal of a session of the process's own.
@@ -34,7 +34,8 @@ pub(crate) struct Birth {
     pub(crate) blocked: Vec<i32>,
     /// Descriptors that are closed.
     pub(crate) closed: Vec<i32>,
-    /// System calls that fail with this error, for the process and everything that it starts, as on an older kernel or in a sandbox.
+    /// System calls that fail with this error, for the process and everything that it starts, as on an older kernel or
+    /// in a sandbox.
     pub(crate) refused: Vec<(i64, Errno)>,
     /// System calls that kill the process that makes them, and everything that it starts likewise.
     pub(crate) fatal: Vec<i64>,
@@ -44,7 +45,8 @@ impl Birth {
     /// Makes `command` start in this state.
     pub(crate) fn prepare(self, command: &mut Command) {
         let filter = filter(&self.refused, &self.fatal);
-        // SAFETY: between fork and exec the closure only makes system calls, on values that it owns: no allocation, no lock.
+        // SAFETY: between fork and exec the closure only makes system calls, on values that it owns: no allocation, no
+        // lock.
         unsafe {
             command.pre_exec(move || {
                 self.enter()?;
@@ -76,9 +78,8 @@ impl Birth {
         for &descriptor in &self.closed {
             close(descriptor)?;
         }
-        // The process must not inherit the test runner's descriptors. They are closed by exec, not at once: a failure of this function
-        // is reported over one of them.
-        // SAFETY: plain integers.
+        // The process must not inherit the test runner's descriptors. They are closed by exec, not at once: a failure
+        // of this function is reported over one of them. SAFETY: plain integers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         self.signals()
     }
@@ -86,8 +87,8 @@ impl Birth {
     fn signals(&self) -> io::Result<()> {
         for number in 1..=64 {
             let disposition = if self.ignored.contains(&number) { libc::SIG_IGN } else { libc::SIG_DFL };
-            // SAFETY: no handler is installed, only the two constants. For KILL, STOP and the two signals of the C library the call
-            // fails, which does no harm.
+            // SAFETY: no handler is installed, only the two constants. For KILL, STOP and the two signals of the C
+            // library the call fails, which does no harm.
             unsafe { libc::signal(number, disposition) };
         }
         // SAFETY: the set is initialised by sigemptyset before it is read, and lives on this stack.

@@ -1,9 +1,9 @@
 //! Contracts about time, which count only while the machine is not too busy.
 //!
-//! On a busy machine a process that could run may wait for a processor for seconds. A waiter that waits for so long is passed over, and a
-//! lease that its holder cannot renew is lost, as they should be. So a contract that failed only in its times, while processes waited
-//! for a processor, is tried again. A contract that failed in any other way, such as by two runs at once, is not: it must hold on every
-//! machine.
+//! On a busy machine a process that could run may wait for a processor for seconds. A waiter that waits for so long is
+//! passed over, and a lease that its holder cannot renew is lost, as they should be. So a contract that failed only in
+//! its times, while processes waited for a processor, is tried again. A contract that failed in any other way, such as
+//! by two runs at once, is not: it must hold on every machine.
 
 use std::cell::Cell;
 use std::fs;
@@ -70,8 +70,8 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
     });
 }
 
-/// Runs the contract, and again if it was late on a busy machine. The contract starts everything that it needs: a store used by a
-/// failed attempt may still contain that attempt's lock.
+/// Runs the contract, and again if it was late on a busy machine. The contract starts everything that it needs: a store
+/// used by a failed attempt may still contain that attempt's lock.
 #[track_caller]
 pub(crate) fn judge(contract: impl Fn()) {
     assert!(!IS_JUDGED.get(), "this contract is judged as a part of another one");
@@ -110,8 +110,8 @@ impl Watch {
     }
 }
 
-/// Returns for how long some process has waited for a processor since the machine started. Zero if the kernel does not count it: such a
-/// machine is never busy.
+/// Returns for how long some process has waited for a processor since the machine started. Zero if the kernel does not
+/// count it: such a machine is never busy.
 fn waited() -> Duration {
     let pressure = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let some = pressure.lines().find_map(|line| line.strip_prefix("some "));

@@ -1,7 +1,7 @@
 //! A command that reports the signals that it catches.
 //!
-//! Not a shell's trap: a shell can lose a signal that comes during the trap, and `read -t` of bash 5.2 leaves an undefined signal mask
-//! behind if its time is over before it begins to read.
+//! Not a shell's trap: a shell can lose a signal that comes during the trap, and `read -t` of bash 5.2 leaves an
+//! undefined signal mask behind if its time is over before it begins to read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use super::processes::find_program;
 
-/// Reports each signal named in its arguments, and each line of its input, until the line is `last`. With `stop`, also stops itself some
-/// time after each signal.
+/// Reports each signal named in its arguments, and each line of its input, until the line is `last`. With `stop`, also
+/// stops itself some time after each signal.
 const SCRIPT: &str = "
 import os, select, signal, sys, time
 pid_file, then, *names = sys.argv[1:]
@@ -44,8 +44,8 @@ impl Catcher {
         Self(directory)
     }
 
-    /// Returns the command in a form that a shell takes: it prints `ready`, `caught NAME` and `got WORD`, and ends with status 3 after the
-    /// word `last`.
+    /// Returns the command in a form that a shell takes: it prints `ready`, `caught NAME` and `got WORD`, and ends with
+    /// status 3 after the word `last`.
     pub(crate) fn of(&self, signals: &[&str]) -> String {
         self.command("go on", signals)
     }

@@ -1,7 +1,7 @@
 //! The lines of a crontab.
 
-/// Returns what cron passes to the shell: the line without its five time fields. Without a backslash before it, a percent sign
-/// would end the command.
+/// Returns what cron passes to the shell: the line without its five time fields. Without a backslash before it, a
+/// percent sign would end the command.
 pub(crate) fn command_of(line: &str) -> String {
     let mut rest = line;
     for _ in 0..5 {

@@ -1,5 +1,5 @@
-//! Turns for tests that start dozens of processes at once. Beside others of their kind these would be too slow for their deadlines; but
-//! one at a time leaves the processors idle.
+//! Turns for tests that start dozens of processes at once. Beside others of their kind these would be too slow for
+//! their deadlines; but one at a time leaves the processors idle.
 
 use std::num::NonZero;
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};

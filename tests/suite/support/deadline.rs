@@ -37,7 +37,8 @@ fn find_within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
-/// Checks throughout `span` that `holds`: for claims that nothing happens for a while, or that count what happens meanwhile.
+/// Checks throughout `span` that `holds`: for claims that nothing happens for a while, or that count what happens
+/// meanwhile.
 #[track_caller]
 pub(crate) fn stays_true_for(span: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();

@@ -1,4 +1,5 @@
-//! An etcd cluster of the test's own: on free ports of the loopback interface, with its data in directories that are removed with it.
+//! An etcd cluster of the test's own: on free ports of the loopback interface, with its data in directories that are
+//! removed with it.
 
 use std::cell::RefCell;
 use std::fs::File;

@@ -18,7 +18,8 @@ pub(crate) enum Manner {
     HangUp,
     /// Answers every request with these bytes.
     Answer(&'static [u8]),
-    /// Answers the first request on a connection with the first of these, the next with the second, and so on; then closes it.
+    /// Answers the first request on a connection with the first of these, the next with the second, and so on; then
+    /// closes it.
     InTurn(&'static [&'static [u8]]),
     /// Answers a request with these bytes, and then sends numbers without end.
     Flood(&'static [u8]),
@@ -26,8 +27,8 @@ pub(crate) enum Manner {
     Each(fn(u64) -> Vec<u8>),
     /// Answers a request with the first of these, and then sends the second again and again, without end.
     Endless(&'static [u8], &'static [u8]),
-    /// Never answers on the first connection; on a later one, answers the first request with the first of these, and all others with
-    /// the second.
+    /// Never answers on the first connection; on a later one, answers the first request with the first of these, and
+    /// all others with the second.
     SilentThen(&'static [u8], &'static [u8]),
 }
 

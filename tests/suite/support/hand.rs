@@ -88,8 +88,8 @@ pub(crate) fn waiters(store: &Store, key: &str) -> Vec<Value> {
     status(store, key)["waiters"].as_array().expect("an array").clone()
 }
 
-/// Calls `look` again and again until a lease of this length has expired, by the store's own clock, and once more then: anything that
-/// such a lease's end would change has changed by then.
+/// Calls `look` again and again until a lease of this length has expired, by the store's own clock, and once more then:
+/// anything that such a lease's end would change has changed by then.
 #[track_caller]
 pub(crate) fn throughout(store: &Store, ttl: &str, mut look: impl FnMut()) {
     const CLOCK: &str = "the clock of a test";

@@ -66,8 +66,9 @@ impl Holder {
     }
 }
 
-/// Writes an executable file and returns its path. A child process writes it: if this process did, a program that another test
-/// starts meanwhile would briefly inherit the open descriptor, and the kernel executes no file that is open for writing.
+/// Writes an executable file and returns its path. A child process writes it: if this process did, a program that
+/// another test starts meanwhile would briefly inherit the open descriptor, and the kernel executes no file that is
+/// open for writing.
 pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
     let path = directory.join(name);
     let write = "printf %s \"$2\" >\"$1\" && chmod 755 \"$1\"";

@@ -34,14 +34,15 @@ pub(crate) trait LeaseServer {
         self.forget_holders(key);
     }
 
-    /// Returns a word that occurs in each request that acquires, renews or releases a lock. If the request takes several round trips, the
-    /// word is in the last of them, which makes the change.
+    /// Returns a word that occurs in each request that acquires, renews or releases a lock. If the request takes
+    /// several round trips, the word is in the last of them, which makes the change.
     fn word(&self) -> &'static str;
 
     /// Returns how many requests of clients the server has carried out: acquisitions, renewals and the like.
     fn requests(&self) -> u64;
 
-    /// Returns how many requests `requests` counts for so many questions that change nothing, and changes of a lock with several holders.
+    /// Returns how many requests `requests` counts for so many questions that change nothing, and changes of a lock
+    /// with several holders.
     fn requests_of(&self, questions: u64, changes: u64) -> u64 {
         questions + changes
     }
@@ -54,12 +55,14 @@ pub(crate) trait LeaseServer {
         1
     }
 
-    /// Returns whether programs other than lockrun keep connecting to the server, so that the number of connections says nothing.
+    /// Returns whether programs other than lockrun keep connecting to the server, so that the number of connections
+    /// says nothing.
     fn is_monitored(&self) -> bool {
         false
     }
 
-    /// Returns what a proxy at this port must replace in the server's answers, and by what: the address to which they send the client.
+    /// Returns what a proxy at this port must replace in the server's answers, and by what: the address to which they
+    /// send the client.
     fn rewritten(&self, _port: u16) -> Option<(String, String)> {
         None
     }
@@ -70,7 +73,7 @@ pub(crate) trait LeaseServer {
     /// Returns how many waiters sleep until they are woken.
     fn asleep(&self) -> usize;
 
-    /// Returns what the server stores of any lock, apart from the lasting data of this one (such as its fence and last run). Without
-    /// `counts_what_goes`, leaves out what expires by itself.
+    /// Returns what the server stores of any lock, apart from the lasting data of this one (such as its fence and last
+    /// run). Without `counts_what_goes`, leaves out what expires by itself.
     fn left(&self, key: &str, counts_what_goes: bool) -> Vec<String>;
 }

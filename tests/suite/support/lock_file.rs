@@ -17,7 +17,8 @@ pub(crate) fn path(store: &Store, key: &str) -> PathBuf {
     store.locks().join(key)
 }
 
-/// Returns the record in a lock's file: the latest of the copies, which are at the beginning of the file and at powers of two.
+/// Returns the record in a lock's file: the latest of the copies, which are at the beginning of the file and at powers
+/// of two.
 #[track_caller]
 pub(crate) fn record(path: &Path) -> Value {
     let file = fs::read(path).expect("the lock has a file");

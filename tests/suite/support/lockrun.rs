@@ -30,8 +30,8 @@ pub(crate) fn program_for_all() -> (TempDir, String) {
     let directory = TempDir::new().expect("a temporary directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("our own");
     let program = directory.path().join("lockrun");
-    // A child process copies it: otherwise a process that another test forks meanwhile would have it open for writing, and the kernel
-    // would not execute it.
+    // A child process copies it: otherwise a process that another test forks meanwhile would have it open for writing,
+    // and the kernel would not execute it.
     let copied = Command::new("cp").arg(PROGRAM).arg(&program).status().expect("cp(1) is there");
     assert!(copied.success(), "the program is copied");
     let path = program.to_str().expect("a plain path").to_owned();
@@ -102,8 +102,8 @@ impl Lockrun {
         self
     }
 
-    /// Returns a call whose command is a shell script that executes this call as `"$@"`, in the same environment. Start it with `alone` or
-    /// `spawn_alone`, without a lock.
+    /// Returns a call whose command is a shell script that executes this call as `"$@"`, in the same environment. Start
+    /// it with `alone` or `spawn_alone`, without a lock.
     pub(crate) fn in_shell(&self, script: &str) -> Self {
         let words = ["sh", "-c", script, "sh"].map(OsString::from);
         let shell = Self { args: Vec::new(), ..self.clone() };
@@ -212,7 +212,8 @@ impl Lockrun {
     }
 }
 
-/// Starts this call with a command that prints its token and waits for the end of its input. Returns when the command runs.
+/// Starts this call with a command that prints its token and waits for the end of its input. Returns when the command
+/// runs.
 #[track_caller]
 pub(crate) fn waiting_for_its_end(call: &Lockrun) -> Open {
     let mut run = call.clone().sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
@@ -317,7 +318,8 @@ impl Running {
         })
     }
 
-    /// Waits until this is `seen`, which is what is `wanted` of the run. Fails the test with the run's output if the run ends without it.
+    /// Waits until this is `seen`, which is what is `wanted` of the run. Fails the test with the run's output if the
+    /// run ends without it.
     #[track_caller]
     pub(crate) fn wait_until(&mut self, wanted: &str, seen: impl Fn(&Self) -> bool) {
         let mut ended = None;
@@ -382,8 +384,8 @@ impl Running {
         found
     }
 
-    /// Returns the command: the only process of the run beside lockrun's own. While it executes another program, its environment, and so
-    /// its mark, cannot be read, so this waits for it.
+    /// Returns the command: the only process of the run beside lockrun's own. While it executes another program, its
+    /// environment, and so its mark, cannot be read, so this waits for it.
     #[track_caller]
     pub(crate) fn command(&self) -> i32 {
         eventually_some(LONG, "there is its command, and nothing else", || {

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 /// How much must be free there, in bytes: containers often have 64 MB in all, which a database fills.
 const ENOUGH: u64 = 512 << 20;
 
-/// Returns a temporary directory, in memory if the machine has a file system for that with enough room: on a busy disk, a durable server,
-/// or a command that appends stamps to a file, may be blocked for longer than a lease.
+/// Returns a temporary directory, in memory if the machine has a file system for that with enough room: on a busy disk,
+/// a durable server, or a command that appends stamps to a file, may be blocked for longer than a lease.
 pub(crate) fn directory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let has_room = statvfs(memory).is_ok_and(|it| it.blocks_available() * it.fragment_size() >= ENOUGH);

@@ -15,8 +15,8 @@ impl Monitor {
         Self(client)
     }
 
-    /// Returns every command since the beginning, including those that scripts call, as `TIME [DATABASE WHO] "COMMAND" "ARGUMENT" ...`,
-    /// where WHO is an address or `lua`.
+    /// Returns every command since the beginning, including those that scripts call, as `TIME [DATABASE WHO] "COMMAND"
+    /// "ARGUMENT" ...`, where WHO is an address or `lua`.
     #[track_caller]
     pub(crate) fn seen(mut self, redis: &Redis) -> Vec<String> {
         redis.ask(&["ECHO", "that was all"]);
@@ -31,8 +31,8 @@ impl Monitor {
     }
 }
 
-/// Returns how often clients have sent each command over the network. Commands that scripts call do not count, nor do those that the
-/// tests themselves send over the server's socket.
+/// Returns how often clients have sent each command over the network. Commands that scripts call do not count, nor do
+/// those that the tests themselves send over the server's socket.
 #[track_caller]
 pub(crate) fn count(seen: &[String]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();

@@ -4,30 +4,30 @@ use nix::unistd::Uid;
 
 use super::lockrun::Lockrun;
 
-/// Returns a shell script that runs `setup` in a mount namespace of its own and then executes its arguments. Fails the test where
-/// the machine does not permit that.
+/// Returns a shell script that runs `setup` in a mount namespace of its own and then executes its arguments. Fails the
+/// test where the machine does not permit that.
 #[track_caller]
 pub(crate) fn with_mounts(setup: &str) -> String {
     entering(if Uid::effective().is_root() { "-m" } else { "-rm" }, setup)
 }
 
-/// Returns a shell script that runs `setup`, which changes a limit of the user's, in a user namespace of its own, and then executes its
-/// arguments.
+/// Returns a shell script that runs `setup`, which changes a limit of the user's, in a user namespace of its own, and
+/// then executes its arguments.
 #[track_caller]
 pub(crate) fn with_limits(setup: &str) -> String {
     entering("-Ur", setup)
 }
 
-/// Returns a shell script that executes its arguments in a PID namespace of its own, but with the /proc of the outer namespace. They are
-/// not its first process, for which signals have special rules.
+/// Returns a shell script that executes its arguments in a PID namespace of its own, but with the /proc of the outer
+/// namespace. They are not its first process, for which signals have special rules.
 #[track_caller]
 pub(crate) fn with_pids_of_its_own() -> String {
     let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };
     possible(&format!("exec unshare {namespaces} sh -c '\"$@\"; exit $?' sh \"$@\""), "have process ids of its own")
 }
 
-/// Returns a shell script that executes its arguments as the first process of a PID namespace of its own, as a container does. The script's
-/// only child is that process, and it ends as the child does.
+/// Returns a shell script that executes its arguments as the first process of a PID namespace of its own, as a
+/// container does. The script's only child is that process, and it ends as the child does.
 #[track_caller]
 pub(crate) fn as_first_process() -> String {
     let namespaces = if Uid::effective().is_root() { "-pf" } else { "-rpf" };

@@ -5,8 +5,8 @@ use super::proxy::Proxy;
 use super::queue::Queue;
 use super::store::Store;
 
-/// Starts ten waiters behind a proxy, disturbs the server or the network, waits until all waiters are back, and asserts that
-/// they still run in order.
+/// Starts ten waiters behind a proxy, disturbs the server or the network, waits until all waiters are back, and asserts
+/// that they still run in order.
 #[track_caller]
 pub(crate) fn keep_their_places(store: &Store, disturb: impl FnOnce(&Proxy)) {
     let proxy = store.proxy();

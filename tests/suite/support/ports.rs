@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Below the ports that Linux gives outgoing connections by default (ip(7), `ip_local_port_range`). On one of those a killed server
-/// may not start again: it fails to bind its port while any connection of the machine has it.
+/// Below the ports that Linux gives outgoing connections by default (ip(7), `ip_local_port_range`). On one of those a
+/// killed server may not start again: it fails to bind its port while any connection of the machine has it.
 const RANGE: Range<u16> = 10_000..32_000;
 
 /// Returns a port of the loopback interface on which no program listens, and which it has not returned for a long time.

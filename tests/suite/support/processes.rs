@@ -47,8 +47,8 @@ pub(crate) struct First {
 const SOON: Duration = Duration::from_secs(10);
 
 impl First {
-    /// Returns a test for process ids that are not older than this one: the kernel assigns ids in ascending order, and starts again after
-    /// the greatest. `None` if the ids may have come full circle since.
+    /// Returns a test for process ids that are not older than this one: the kernel assigns ids in ascending order, and
+    /// starts again after the greatest. `None` if the ids may have come full circle since.
     fn and_newer(self) -> Option<impl Fn(i32) -> bool> {
         let load = fs::read_to_string("/proc/loadavg").expect("/proc is mounted");
         let last: i32 = load.trim_end().rsplit(' ').next()?.parse().ok()?;
@@ -58,8 +58,8 @@ impl First {
     }
 }
 
-/// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: reading the environment of every
-/// process again and again would cost more than the tested program.
+/// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: reading the
+/// environment of every process again and again would cost more than the tested program.
 pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
     let wanted = format!("{MARK}={mark}");
     let all = fs::read_dir("/proc").expect("/proc is mounted");
@@ -76,10 +76,10 @@ fn carries(pid: i32, wanted: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
 }
 
-/// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are not dead by then.
-/// They die at the same moment, as in a power cut: otherwise one could see another one's end, and release its lock before it dies itself.
-/// A loop over kill(2) is too slow for that even if all are stopped first, because some of these deaths make the kernel continue a
-/// stopped process.
+/// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are
+/// not dead by then. They die at the same moment, as in a power cut: otherwise one could see another one's end, and
+/// release its lock before it dies itself. A loop over kill(2) is too slow for that even if all are stopped first,
+/// because some of these deaths make the kernel continue a stopped process.
 pub(crate) fn kill_marked(mark: &str, first: Option<First>) -> Vec<i32> {
     let mut dying = marked(mark, first);
     if dying.is_empty() {
@@ -121,8 +121,8 @@ pub(crate) fn is_alive(pid: i32) -> bool {
     }
 }
 
-/// Returns whether a process has a flock(2) lock on this file. The lock is free when the last thread of the last process that has
-/// inherited it is gone, whatever /proc shows of them.
+/// Returns whether a process has a flock(2) lock on this file. The lock is free when the last thread of the last
+/// process that has inherited it is gone, whatever /proc shows of them.
 pub(crate) fn holds_lock_on(file: &Path) -> bool {
     let file = File::open(file).expect("the file is there");
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -148,8 +148,8 @@ pub(crate) fn is_traced(pid: i32) -> bool {
     status(pid, "TracerPid").is_some_and(|tracer| tracer != "0")
 }
 
-/// Returns a value from /proc/PID/status; `None` if the process is gone. Reading /proc/PID/stat or the environment of another process may
-/// take long: the kernel makes the reader wait for a process that is in execve(2).
+/// Returns a value from /proc/PID/status; `None` if the process is gone. Reading /proc/PID/stat or the environment of
+/// another process may take long: the kernel makes the reader wait for a process that is in execve(2).
 fn status(pid: i32, name: &str) -> Option<String> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
@@ -157,7 +157,8 @@ fn status(pid: i32, name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// Describes the processes with this mark, one per line: their states, groups and signals, for the message of a failed test.
+/// Describes the processes with this mark, one per line: their states, groups and signals, for the message of a failed
+/// test.
 pub(crate) fn describe_marked(mark: &str) -> String {
     let fields = ["Name", "State", "PPid", "NSpgid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"];
     let describe = |pid: i32| {

@@ -39,14 +39,15 @@ pub(crate) enum Mode {
     Delay(Duration),
     /// The replies to requests that change a lock are delayed by this time.
     DelayAnswers(Duration),
-    /// On the connections up to this one, everything vanishes from the first request that changes a lock on; later connections pass.
+    /// On the connections up to this one, everything vanishes from the first request that changes a lock on; later
+    /// connections pass.
     SwallowUpTo(u64),
     /// Everything on a connection vanishes from the message on in which the client sends this word.
     SwallowAt(&'static str),
     /// The same, but the part of the message before the word passes.
     CutAt(&'static str),
-    /// On the connections up to this one, a request that changes a lock is held back, with everything that follows it, until the mode
-    /// changes, and until then the server's replies vanish; later connections pass.
+    /// On the connections up to this one, a request that changes a lock is held back, with everything that follows it,
+    /// until the mode changes, and until then the server's replies vanish; later connections pass.
     HoldUpTo(u64),
     /// The same, and the client's side of such a connection is closed.
     CloseAndHoldUpTo(u64),
@@ -60,8 +61,8 @@ pub(crate) enum Mode {
     Garble(u64),
     /// Each reply is replaced by these bytes.
     Answer(&'static [u8]),
-    /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after this time the
-    /// connection is closed.
+    /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after
+    /// this time the connection is closed.
     LoseAnswer(u64, Duration),
     /// The same of a request with this word.
     LoseAnswerTo(&'static str, u64, Duration),
@@ -171,7 +172,8 @@ impl Proxy {
         self.connections() + self.shared.of_a_client
     }
 
-    /// Returns how often a client sent something after the server had: the round trips, however many requests each carried.
+    /// Returns how often a client sent something after the server had: the round trips, however many requests each
+    /// carried.
     pub(crate) fn flights(&self) -> u64 {
         self.shared.flights.load(Ordering::Relaxed)
     }
@@ -188,7 +190,8 @@ impl Proxy {
         self.shared.held.load(Ordering::Relaxed)
     }
 
-    /// Returns how many held requests have been passed on since, and were answered or came too late for their connection.
+    /// Returns how many held requests have been passed on since, and were answered or came too late for their
+    /// connection.
     pub(crate) fn delivered(&self) -> u64 {
         self.shared.delivered.load(Ordering::Relaxed)
     }

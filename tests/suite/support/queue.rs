@@ -28,7 +28,8 @@ stamp in
 eval \"$3\"
 stamp out";
 
-/// Returns the words of a command that stamps its beginning and end into `file` under `tag`, and runs `body` in between.
+/// Returns the words of a command that stamps its beginning and end into `file` under `tag`, and runs `body` in
+/// between.
 fn stamping(file: &Path, tag: &str, body: &str) -> [String; 7] {
     let file = file.to_str().expect("a plain path");
     ["sh", "-c", SCRIPT, "sh", tag, file, body].map(str::to_owned)
@@ -162,7 +163,8 @@ impl<'a> Queue<'a> {
         self.server().asleep()
     }
 
-    /// Starts so many waiters, and waits until each has learnt that it waits: before that, it would not tolerate an outage.
+    /// Starts so many waiters, and waits until each has learnt that it waits: before that, it would not tolerate an
+    /// outage.
     #[track_caller]
     pub(crate) fn join_and_hear(&mut self, count: usize) {
         let before = self.events.count("waiting");
@@ -189,7 +191,8 @@ impl<'a> Queue<'a> {
         self.waiters[number].take().expect("it is still there")
     }
 
-    /// Kills a waiter and its guardian, so that neither cleans up after the other: the waiter's place in the queue stays.
+    /// Kills a waiter and its guardian, so that neither cleans up after the other: the waiter's place in the queue
+    /// stays.
     #[track_caller]
     pub(crate) fn kill(&mut self, number: usize) {
         let mut waiter = self.take(number);
@@ -231,8 +234,8 @@ impl<'a> Queue<'a> {
             .collect()
     }
 
-    /// Waits until these have begun to run, and asserts that they did so in this order. Another order counts as late: a waiter that got
-    /// no processor for half a second may have been passed over.
+    /// Waits until these have begun to run, and asserts that they did so in this order. Another order counts as late: a
+    /// waiter that got no processor for half a second may have been passed over.
     #[track_caller]
     pub(crate) fn have_begun(&self, tags: &[&str]) {
         if !happens_within(LONG, || self.begun().len() >= tags.len()) {
@@ -267,8 +270,8 @@ impl<'a> Queue<'a> {
     #[track_caller]
     pub(crate) fn all_end(&mut self) -> String {
         let mut left: Vec<Running> = self.waiters.drain(..).flatten().collect();
-        // Wait for all before cleaning up after any, which would cost the others time. There is no limit for the whole, which may take
-        // long on a busy machine, but one for the time from each end to the next.
+        // Wait for all before cleaning up after any, which would cost the others time. There is no limit for the whole,
+        // which may take long on a busy machine, but one for the time from each end to the next.
         let (mut ended, mut last_end) = (0, Instant::now());
         while ended < left.len() {
             let before = ended;
@@ -302,15 +305,16 @@ impl<'a> Queue<'a> {
         format!("{} of {total} wait: {still:?}\n{status}\nkeys: {keys:?}\nlast at {:?}: {last:?}", still.len(), now())
     }
 
-    /// Asserts that nothing but expiring data is left of the lock, for tests in which a run died without [`Queue::kill`].
+    /// Asserts that nothing but expiring data is left of the lock, for tests in which a run died without
+    /// [`Queue::kill`].
     #[track_caller]
     pub(crate) fn leaves_only_what_goes(&mut self) {
         self.somebody_died = true;
         self.nothing_is_left();
     }
 
-    /// Asserts that "nothing is left" of a lock that is free and has no waiters, but its fence and its last run. If a waiter died, data
-    /// that expires by itself may be left, too.
+    /// Asserts that "nothing is left" of a lock that is free and has no waiters, but its fence and its last run. If a
+    /// waiter died, data that expires by itself may be left, too.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         let left = self.store.lease_server().map(|server| server.left(&self.key, !self.somebody_died));
@@ -357,8 +361,8 @@ impl Record {
         self
     }
 
-    /// Asserts that these have run first, in this order. Another order counts as late: a waiter that got no processor for half a second may
-    /// have been passed over.
+    /// Asserts that these have run first, in this order. Another order counts as late: a waiter that got no processor
+    /// for half a second may have been passed over.
     #[track_caller]
     pub(crate) fn first_in_order(&self, wanted: &[String]) {
         let tags = self.tags();

@@ -39,9 +39,9 @@ pub(crate) fn join_reader<'a>(store: &Store, queue: Queue<'a>) -> Queue<'a> {
     queue.by(&store.url()).doing("")
 }
 
-/// Checks a record in which every run stamps its beginning and its end, and tags that begin with `r` are readers': asserts that no writer
-/// runs beside another run. Runs that were `killed` have no end stamp; they count as ended when the next run begins. Returns the most
-/// readers that ran at once.
+/// Checks a record in which every run stamps its beginning and its end, and tags that begin with `r` are readers':
+/// asserts that no writer runs beside another run. Runs that were `killed` have no end stamp; they count as ended when
+/// the next run begins. Returns the most readers that ran at once.
 #[track_caller]
 pub(crate) fn judge(written: &str, killed: &[String]) -> usize {
     let mut running: BTreeMap<&str, &str> = BTreeMap::new();

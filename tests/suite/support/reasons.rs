@@ -5,7 +5,8 @@ use std::panic;
 use std::sync::Once;
 use std::thread;
 
-/// Prints the reason of each panic at once, from now on. One that is about a time has no text: it is judged, and printed, elsewhere.
+/// Prints the reason of each panic at once, from now on. One that is about a time has no text: it is judged, and
+/// printed, elsewhere.
 pub(crate) fn say_at_once() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -71,8 +71,8 @@ impl Redis {
         Self::build(&["--tls-replication", "yes"], None, Some(certificates), Some(configuration))
     }
 
-    /// A server whose directory is made ready by `prepare`. What it has confirmed outlives its process; and where it cannot write, it rejects
-    /// changes instead of ending.
+    /// A server whose directory is made ready by `prepare`. What it has confirmed outlives its process; and where it
+    /// cannot write, it rejects changes instead of ending.
     pub(crate) fn in_directory(prepare: impl Fn(&Path)) -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-min-size", "1mb"];
         Self::build_in(

@@ -15,7 +15,8 @@ pub(crate) fn is_refused(output: Output, wanted: &str) {
     assert!(output.stderr().starts_with("lockrun: "), "{output}");
 }
 
-/// Asserts that the case is rejected, on a directory that does not exist and on a server that counts connections, and touches neither.
+/// Asserts that the case is rejected, on a directory that does not exist and on a server that counts connections, and
+/// touches neither.
 #[track_caller]
 pub(crate) fn touches_nothing(case: impl Fn(Lockrun) -> Output, wanted: &str) {
     touches_no_store(|url| case(Lockrun::at(url)), wanted);

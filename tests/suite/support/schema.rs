@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Checks a list of documents on standard input against the schema in the file that is its argument. A property that the schema does not
-/// describe is an error here; for users it is not, because a later version may add some.
+/// Checks a list of documents on standard input against the schema in the file that is its argument. A property that
+/// the schema does not describe is an error here; for users it is not, because a later version may add some.
 const CHECK: &str = r"
 import sys, json
 from jsonschema import Draft202012Validator as Validator

@@ -76,8 +76,8 @@ pub(crate) struct SharedRecord {
 }
 
 impl SharedRecord {
-    /// Reads what waiters with the body [`TELL`] have written, which must all have ended. Fails if more than `slots` ran at once, if two
-    /// had the same slot at once, or if a later holder of a slot had no greater fence.
+    /// Reads what waiters with the body [`TELL`] have written, which must all have ended. Fails if more than `slots`
+    /// ran at once, if two had the same slot at once, or if a later holder of a slot had no greater fence.
     #[track_caller]
     pub(crate) fn read(written: &str, slots: usize) -> Self {
         let (mut running, mut most) = (BTreeMap::new(), 0);

@@ -10,9 +10,9 @@ use nix::unistd::Pid;
 
 use super::lockrun::{Open, Running};
 
-/// Ends the command of `run`, and stops lockrun before and after each system call that it makes from then on. `kill` gets the
-/// number of each stop, from 0, and the number of the system call, and returns whether to kill lockrun there. Returns the run, and
-/// whether it was killed.
+/// Ends the command of `run`, and stops lockrun before and after each system call that it makes from then on. `kill`
+/// gets the number of each stop, from 0, and the number of the system call, and returns whether to kill lockrun there.
+/// Returns the run, and whether it was killed.
 #[track_caller]
 pub(crate) fn end_in_steps(run: Open, mut kill: impl FnMut(usize, libc::c_long) -> bool) -> (Running, bool) {
     let pid = Pid::from_raw(run.run.pid());
@@ -43,8 +43,8 @@ pub(crate) fn call(pid: i32) -> libc::c_long {
     line.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(-1)
 }
 
-/// Stops `run`, calls `meanwhile`, and continues `run` until it clones a process that is to share its memory. Removes that flag from the
-/// call, so that the process gets a copy, as under some emulators.
+/// Stops `run`, calls `meanwhile`, and continues `run` until it clones a process that is to share its memory. Removes
+/// that flag from the call, so that the process gets a copy, as under some emulators.
 #[cfg(target_arch = "x86_64")]
 #[track_caller]
 pub(crate) fn give_it_a_copy(run: &Running, meanwhile: impl FnOnce()) {

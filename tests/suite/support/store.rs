@@ -141,8 +141,8 @@ impl Store {
         }
     }
 
-    /// Returns how many waiters to use where so `many` are right on other stores: behind a pooler, where a waiter looks twice a second whether
-    /// it is its turn, a fifth of them.
+    /// Returns how many waiters to use where so `many` are right on other stores: behind a pooler, where a waiter looks
+    /// twice a second whether it is its turn, a fifth of them.
     pub(crate) fn crowd(&self, many: usize) -> usize {
         if self.as_pooled().is_some() { many / 5 } else { many }
     }

@@ -27,8 +27,8 @@ impl Certificates {
         made
     }
 
-    /// Adds another authority, `modern`, which signs with Ed25519, and a server certificate that it has issued, `unbound`: the algorithm has
-    /// no hash of its own, so no channel binding is defined.
+    /// Adds another authority, `modern`, which signs with Ed25519, and a server certificate that it has issued,
+    /// `unbound`: the algorithm has no hash of its own, so no channel binding is defined.
     pub(crate) fn add_unbound(&self) {
         self.authority("modern", "ed25519");
         self.issue("unbound", "modern", "subjectAltName=IP:127.0.0.1,DNS:localhost");

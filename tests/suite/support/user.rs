@@ -29,7 +29,8 @@ impl User {
         Self { setpriv, program, _place: place }
     }
 
-    /// Returns the words that precede lockrun's arguments in a call by this user. The words in `before` are a program that executes lockrun.
+    /// Returns the words that precede lockrun's arguments in a call by this user. The words in `before` are a program
+    /// that executes lockrun.
     pub(crate) fn words(&self, before: &[&str]) -> Vec<String> {
         let before = before.iter().map(|&word| word.to_owned());
         self.setpriv.iter().cloned().chain(before).chain([self.program.clone()]).collect()

@@ -104,8 +104,8 @@ pub(crate) fn smallest_margin(lives: &[Life]) -> Option<i64> {
     smallest
 }
 
-/// Waits until the command of `next` stamps, too, ends it, and checks that it began after the end of the other command that stamps in
-/// this file.
+/// Waits until the command of `next` stamps, too, ends it, and checks that it began after the end of the other command
+/// that stamps in this file.
 #[track_caller]
 pub(crate) fn begins_after_the_other(mut next: Running, file: &Path) {
     next.wait_for_line("ready");

@@ -88,8 +88,8 @@ impl History {
         }
     }
 
-    /// The wake-ups of a client arrive. It holds the lock under the lease that its last answer promised, if that has not ended, and
-    /// none of them is from before that answer.
+    /// The wake-ups of a client arrive. It holds the lock under the lease that its last answer promised, if that has
+    /// not ended, and none of them is from before that answer.
     pub(super) fn wake_up(&mut self, client: usize) {
         let name = self.name(client);
         let sent: Vec<u64> = self.wake_ups.iter().filter(|(to, _)| *to == name).map(|(_, fence)| *fence).collect();

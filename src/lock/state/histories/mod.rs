@@ -1,8 +1,8 @@
-//! Random histories: clients wait, are woken, renew, release, cancel and die, in any order and at any time, with different numbers
-//! of slots and shared locks. The promises hold after each step.
+//! Random histories: clients wait, are woken, renew, release, cancel and die, in any order and at any time, with
+//! different numbers of slots and shared locks. The promises hold after each step.
 //!
-//! What a client believes is kept apart from the state: it has the lock from the reply, or the wake-up, that says so until the end of
-//! the lease that it was promised. A wake-up comes at any time, more than once, or never.
+//! What a client believes is kept apart from the state: it has the lock from the reply, or the wake-up, that says so
+//! until the end of the lease that it was promised. A wake-up comes at any time, more than once, or never.
 
 mod clients;
 mod promises;

@@ -30,8 +30,8 @@ impl History {
         others.filter(|(_, it)| self.believes(it) && !it.has_value).map(|(_, it)| mode(it.slots)).collect()
     }
 
-    /// Records the fences of the holders that were not there `before`. Each must be greater than all earlier ones, and each must be
-    /// allowed beside the holders before it.
+    /// Records the fences of the holders that were not there `before`. Each must be greater than all earlier ones, and
+    /// each must be allowed beside the holders before it.
     pub(super) fn new_holders_are_allowed(&mut self, before: &[HolderState]) {
         for (at, holder) in self.state.holders.iter().enumerate() {
             if before.iter().any(|it| it.token == holder.token && it.fence == holder.fence) {

@@ -1,5 +1,5 @@
-//! The directories above the lock directory: a user who can write to one of them can replace the next one, and then some runs lock here
-//! and others there.
+//! The directories above the lock directory: a user who can write to one of them can replace the next one, and then
+//! some runs lock here and others there.
 
 use std::path::Path;
 
@@ -27,12 +27,14 @@ pub(super) fn diagnose(directory: &Path) -> Vec<Diagnostic> {
     if found.is_empty() { vec![Diagnostic::ok("nobody else can write to a directory above it")] } else { found }
 }
 
-/// Returns what is wrong with a step for the user `us`, if anything. Root may own or write it, because root can do everything anyway.
+/// Returns what is wrong with a step for the user `us`, if anything. Root may own or write it, because root can do
+/// everything anyway.
 fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     let Step { path, is_link, owner, group, mode } = step;
     let (path, named) = (escaped_path(path), path_word(path));
     let kind = if *is_link { "symbolic link" } else { "directory" };
-    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of every step is checked.
+    // In a sticky directory only the owners of an entry and of the directory can replace the entry, and the owner of
+    // every step is checked.
     let writes = |bits: u32| !is_link && mode & bits != 0 && mode & STICKY == 0;
     if *owner != 0 && *owner != us {
         Some(Diagnostic::fail(

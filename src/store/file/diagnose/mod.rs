@@ -18,8 +18,8 @@ use crate::store::StoreError;
 use crate::store::diagnostic::Diagnostic;
 use crate::sys::blocked_signals::with_signals_blocked;
 
-/// Checks the `named` lock directory, or the default one, tries locks in it, and reads the existing records. If the directory does not
-/// exist, checks an empty one created beside it.
+/// Checks the `named` lock directory, or the default one, tries locks in it, and reads the existing records. If the
+/// directory does not exist, checks an empty one created beside it.
 pub(super) fn diagnose(named: Option<&Path>, access: &Access) -> Vec<Diagnostic> {
     match Directory::open(named, access) {
         Ok(Some(directory)) => look_at(&directory, users(&directory)),

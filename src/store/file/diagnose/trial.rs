@@ -12,7 +12,8 @@ use uuid::Uuid;
 use crate::store::diagnostic::Diagnostic;
 use crate::store::file::lock_file::{EDIT, byte_of, bytes};
 
-/// A scratch file in the lock directory. Its name begins with a dot, as no lock file's does. Dropping this removes the file.
+/// A scratch file in the lock directory. Its name begins with a dot, as no lock file's does. Dropping this removes the
+/// file.
 struct Scratch<'d> {
     directory: BorrowedFd<'d>,
     name: String,
@@ -65,7 +66,8 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
     })
 }
 
-/// Returns whether a flock(2) lock through one descriptor keeps the other out. Fails if the other cannot lock afterwards.
+/// Returns whether a flock(2) lock through one descriptor keeps the other out. Fails if the other cannot lock
+/// afterwards.
 fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
     let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
     let held = lock(first).map_err(|(_, errno)| errno)?;
@@ -78,8 +80,8 @@ fn locks_conflict(first: OwnedFd, second: OwnedFd) -> nix::Result<bool> {
     lock(second).map(|_| true).map_err(|(_, errno)| errno)
 }
 
-/// Does the same for the two kinds of fcntl(2) locks that a lock file needs: those of an open file, and those of a process, which conflict
-/// with them even within one process.
+/// Does the same for the two kinds of fcntl(2) locks that a lock file needs: those of an open file, and those of a
+/// process, which conflict with them even within one process.
 fn record_locks_conflict(first: &OwnedFd, second: &OwnedFd) -> nix::Result<bool> {
     // The same bytes as in a lock file: a file system may not support offsets of more than 32 bits.
     for (byte, of_process) in [(byte_of(0), false), (EDIT, true)] {

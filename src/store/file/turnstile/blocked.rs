@@ -29,9 +29,10 @@ enum HandOff {
 }
 
 impl PendingClaim {
-    /// Returns what to say of a lock that has room, but whose turnstile the claim cannot enter: the process at the turnstile, if it can be
-    /// seen, or else the holder that was `found`; `None` if the claim should try again. For a claim that does not wait, a process that may
-    /// stay there for ever is an error: such a claim must not be skipped in silence.
+    /// Returns what to say of a lock that has room, but whose turnstile the claim cannot enter: the process at the
+    /// turnstile, if it can be seen, or else the holder that was `found`; `None` if the claim should try again. For a
+    /// claim that does not wait, a process that may stay there for ever is an error: such a claim must not be skipped
+    /// in silence.
     pub(super) fn blocked_by(
         &self,
         turnstile: Turnstile,
@@ -72,7 +73,8 @@ impl PendingClaim {
         }
     }
 
-    /// Waits until the next run has taken the free lock, or has left the turnstile, but no longer than [`HAND_OFF_MAX`].
+    /// Waits until the next run has taken the free lock, or has left the turnstile, but no longer than
+    /// [`HAND_OFF_MAX`].
     fn watch_hand_off(&self, claim: &Claim) -> Result<HandOff, StoreError> {
         let give_up_at = Moment::now() + HAND_OFF_MAX;
         let mut pause = LOOK_AGAIN.0;
@@ -89,8 +91,8 @@ impl PendingClaim {
         Ok(HandOff::Over)
     }
 
-    /// Returns whether no run holds the lock, although one waits for it. A share or a slot that is left for this claim may be too little
-    /// for the next one.
+    /// Returns whether no run holds the lock, although one waits for it. A share or a slot that is left for this claim
+    /// may be too little for the next one.
     fn is_free_for_the_next(&self, claim: &Claim) -> Result<bool, StoreError> {
         let is_waited_for = self.file.is_waited_for().with_context(|| self.cannot_lock())?;
         let is_free = self.file.taken_slot().with_context(|| self.cannot_lock())?.is_none();
@@ -100,7 +102,8 @@ impl PendingClaim {
     }
 }
 
-/// Returns the error that a process, with this `pid` if it can be seen, keeps the turnstile without being a run that waits there.
+/// Returns the error that a process, with this `pid` if it can be seen, keeps the turnstile without being a run that
+/// waits there.
 pub(in crate::store::file) fn blocked(file: &LockFile, pid: Option<u32>) -> StoreError {
     anyhow!(
         "{}: {} has had flock(2) on it for {}s; end that, or if it is a lockrun that is stopped, continue it; other programs, such as \

@@ -9,8 +9,8 @@ use crate::store::file::lock_file::LockFile;
 
 /// An inotify watch on a lock file; `None` if it cannot be created, for example because this user has too many.
 ///
-/// It is never closed: closing takes some milliseconds, in which the kernel waits for all processors, and must not delay COMMAND. The end
-/// of the process closes it.
+/// It is never closed: closing takes some milliseconds, in which the kernel waits for all processors, and must not
+/// delay COMMAND. The end of the process closes it.
 #[derive(Debug)]
 pub(super) struct Changes(Option<ManuallyDrop<Inotify>>);
 

@@ -105,8 +105,8 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
     diagnostics
 }
 
-/// Judges whether others on the network could listen to the connection to `server`, or pose as it. Looks up its name within
-/// `timeout`.
+/// Judges whether others on the network could listen to the connection to `server`, or pose as it. Looks up its name
+/// within `timeout`.
 pub(super) fn judge_encryption(server: &Server, is_encrypted: bool, timeout: Duration) -> Option<Diagnostic> {
     // A proof that is bound to one certificate is useless to a server with another.
     let is_verified = matches!(server.encryption, Encryption::Required(Verification::Full | Verification::Authority))

@@ -1,5 +1,5 @@
-//! The server's parameters, as they are for our role, and what they mean for locks: what a crash or a failover loses, and
-//! whether there are enough connections for all waiters.
+//! The server's parameters, as they are for our role, and what they mean for locks: what a crash or a failover loses,
+//! and whether there are enough connections for all waiters.
 
 use std::collections::BTreeMap;
 
@@ -131,8 +131,8 @@ impl Settings {
         }
     }
 
-    /// Judges whether there are enough connections. `row` has how many are in use at the server; the limit of the database,
-    /// negative if there is none, and how many are in use there; and the same for the role.
+    /// Judges whether there are enough connections. `row` has how many are in use at the server; the limit of the
+    /// database, negative if there is none, and how many are in use there; and the same for the role.
     fn judge_connections(&self, row: &Row) -> Diagnostic {
         let reserved = ["superuser_reserved_connections", "reserved_connections"];
         let reserved: i64 = reserved.iter().filter_map(|name| self.number(name)).sum();

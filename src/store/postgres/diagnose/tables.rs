@@ -1,6 +1,6 @@
-//! The schema and the tables: whether our role may use or create them, whether they survive a crash, and which roles could
-//! run code with the rights of those that use a lock. A trigger or a rule on a table runs with the rights of the role that
-//! writes to it.
+//! The schema and the tables: whether our role may use or create them, whether they survive a crash, and which roles
+//! could run code with the rights of those that use a lock. A trigger or a rule on a table runs with the rights of the
+//! role that writes to it.
 
 use std::collections::BTreeMap;
 
@@ -110,8 +110,9 @@ impl Objects {
         Ok(Objects { all: all?, database_owner })
     }
 
-    /// Returns what could be a trap, and whether there is no trigger, rule or view: only then may the tables be used. (The
-    /// owner of a table has other ways, such as a CHECK or an index on an expression; owners that are not trusted are named.)
+    /// Returns what could be a trap, and whether there is no trigger, rule or view: only then may the tables be used.
+    /// (The owner of a table has other ways, such as a CHECK or an index on an expression; owners that are not trusted
+    /// are named.)
     pub(super) fn judge_trust(&self) -> (Vec<Diagnostic>, bool) {
         let mut diagnostics: Vec<Diagnostic> = self.all.iter().flat_map(Object::judge_traps).collect();
         let is_safe = diagnostics.is_empty();

@@ -29,9 +29,9 @@ pub(in crate::store::postgres) enum Binding {
     Required,
 }
 
-/// Reads the parameters for TLS. As in libpq, a socket is not encrypted whatever `sslmode` is, `ssl=true` means `sslmode=require`, and with
-/// an authority `require` verifies the certificate. Unlike in libpq, `allow` means `prefer`. The default is `verify-full` with an
-/// authority, else `prefer`.
+/// Reads the parameters for TLS. As in libpq, a socket is not encrypted whatever `sslmode` is, `ssl=true` means
+/// `sslmode=require`, and with an authority `require` verifies the certificate. Unlike in libpq, `allow` means
+/// `prefer`. The default is `verify-full` with an authority, else `prefer`.
 pub(super) fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<(Encryption, TlsFiles), String> {
     let mut trusts_system = false;
     for (synonym, name) in SYNONYMS {

@@ -36,8 +36,8 @@ pub(super) fn endpoints(authority: &str, parameters: &mut Parameters) -> Result<
     hosts.into_iter().map(endpoint).collect()
 }
 
-/// Returns the endpoint for `host`: a name, an IP address, or the directory of a socket. An empty host that `is_only` means the default
-/// directory.
+/// Returns the endpoint for `host`: a name, an IP address, or the directory of a socket. An empty host that `is_only`
+/// means the default directory.
 fn endpoint(host: &str, port: u16, is_only: bool) -> Result<Endpoint, String> {
     let socket = |directory: &str| Endpoint::Unix(Path::new(directory).join(format!(".s.PGSQL.{port}")));
     match host {

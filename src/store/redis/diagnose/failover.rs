@@ -9,7 +9,8 @@ use crate::text::duration;
 /// The lease of most runs: the default.
 const USUAL_TTL: Duration = Duration::from_secs(30);
 
-/// How long a failover usually takes once the primary was found to be down: until another one is elected and known to all.
+/// How long a failover usually takes once the primary was found to be down: until another one is elected and known to
+/// all.
 const ELECTION: Duration = Duration::from_secs(5);
 
 /// What to do about a server that does not belong to the others.

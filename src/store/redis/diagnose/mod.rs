@@ -84,8 +84,8 @@ pub(super) fn diagnose(store: &mut RedisStore) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// Where another server can become the primary: adds what the servers that know it report, and turns to the primary of the
-/// lock `key`.
+/// Where another server can become the primary: adds what the servers that know it report, and turns to the primary of
+/// the lock `key`.
 fn ask_witnesses(store: &mut RedisStore, key: &Key, diagnostics: &mut Vec<Diagnostic>) -> Result<(), Failure> {
     let (slot, deadline) = (slot_of(&keys::base(&store.server.prefix, key)), Moment::now() + store.timeout);
     let Some(witnesses) = &mut store.witnesses else { return Ok(()) };

@@ -44,7 +44,8 @@ impl Hello {
     }
 }
 
-/// Greets the server; `None` if it does not know HELLO. This is the first request, so it fails if the server rejects us.
+/// Greets the server; `None` if it does not know HELLO. This is the first request, so it fails if the server rejects
+/// us.
 pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     match session.ask(redis::cmd("HELLO").arg(2)) {
         Ok(reply) => Ok(Some(Hello::read(&reply))),
@@ -53,7 +54,8 @@ pub(super) fn ask(session: &mut Session) -> Result<Option<Hello>, Failure> {
     }
 }
 
-/// Judges what kind of server this is, by its answer to HELLO, or else to INFO. `of_a_cluster`: the URL says that it is one.
+/// Judges what kind of server this is, by its answer to HELLO, or else to INFO. `of_a_cluster`: the URL says that it is
+/// one.
 pub(super) fn judge(
     hello: Option<&Hello>,
     info: Option<&Info>,

@@ -14,8 +14,8 @@ use crate::store::{Held, KeyStatus};
 pub(super) struct Answer {
     /// The answer in words.
     pub(super) words: String,
-    /// The holder that it names. The state's answer has all that Redis may name: if several leases are the first to end, at
-    /// the same time, each side has its own order.
+    /// The holder that it names. The state's answer has all that Redis may name: if several leases are the first to
+    /// end, at the same time, each side has its own order.
     pub(super) holder: Vec<HolderSeen>,
 }
 

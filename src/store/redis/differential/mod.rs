@@ -1,22 +1,25 @@
-//! The Lua scripts compared with the rules: random histories are played to a [`LockState`] and to the scripts on a Redis server of
-//! the test's own, and every answer and everything that is kept must be the same.
+//! The Lua scripts compared with the rules: random histories are played to a [`LockState`] and to the scripts on a
+//! Redis server of the test's own, and every answer and everything that is kept must be the same.
 //!
-//! The state goes first, and predicts Redis's answer to each step; then the whole history is sent at once. A failure prints the
-//! seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone, `DIFFERENTIAL_COUNT=N` plays N.
+//! The state goes first, and predicts Redis's answer to each step; then the whole history is sent at once. A failure
+//! prints the seed and the steps. `DIFFERENTIAL_SEED=N cargo test differential` plays that history alone,
+//! `DIFFERENTIAL_COUNT=N` plays N.
 //!
-//! Both sides get the same time: `before.lua` precedes each script and replaces the server's time by the history's, also where keys
-//! expire.
+//! Both sides get the same time: `before.lua` precedes each script and replaces the server's time by the history's,
+//! also where keys expire.
 //!
-//! Compared are: answers, with the holder that they name, fences, slots, places, values, when to look again; the waiters that are
-//! woken, and what their mail says; holders and waiters with all that is kept about them; the last run; the sequence; `status`;
-//! pruning.
+//! Compared are: answers, with the holder that they name, fences, slots, places, values, when to look again; the
+//! waiters that are woken, and what their mail says; holders and waiters with all that is kept about them; the last
+//! run; the sequence; `status`; pruning.
 //!
 //! Not compared is what one side does not have, or may do at another time:
 //! - Redis forgets a lease that expired over a minute ago; so a request comes before that.
-//! - How long a place lasts after the clock was set back: Redis bounds it by the longest place there is, a state by its own length.
+//! - How long a place lasts after the clock was set back: Redis bounds it by the longest place there is, a state by its
+//!   own length.
 //! - Which of several holders is named whose leases end at the same time.
 //! - Whether a key with a cancelled request is pruned: Redis keeps such requests beside the key, where they outlive it.
-//! - A release by hand that is sent again after its answer was lost: Redis recognizes it by a number, a state does not yet.
+//! - A release by hand that is sent again after its answer was lost: Redis recognizes it by a number, a state does not
+//!   yet.
 //! - Data that is broken, or lost in part.
 
 mod answer;

@@ -39,7 +39,8 @@ pub(super) struct Line {
     pub(super) now: u64,
     /// `None`: the script must fail.
     pub(super) answer: Option<Answer>,
-    /// What must be kept then, and the waiters that the step must have woken, by their tokens, with the text of their mail.
+    /// What must be kept then, and the waiters that the step must have woken, by their tokens, with the text of their
+    /// mail.
     pub(super) kept: Option<(View, BTreeMap<String, String>)>,
 }
 

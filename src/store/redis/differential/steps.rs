@@ -8,8 +8,8 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::Ttl;
 use crate::lock::state::{Purpose, Release, Retain, Wanted};
 
-/// For how long Redis at least remembers that a lease has expired, in ms. The state remembers it until the next request, so a
-/// request comes before that.
+/// For how long Redis at least remembers that a lease has expired, in ms. The state remembers it until the next
+/// request, so a request comes before that.
 const REMEMBERED: u64 = 80_000;
 
 /// How many clients a history has, and how many steps.

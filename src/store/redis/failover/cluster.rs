@@ -1,13 +1,13 @@
 //! The nodes of a cluster, which know the primary of each hash slot.
 //!
-//! Which cluster is meant is what a majority of the nodes that the URL names says: they answer, and know each other. If two of
-//! them do not know each other, one is a node of another cluster, or was reset, added or removed just now, and no primary is
-//! known. So the runs of one URL never use two clusters at once.
+//! Which cluster is meant is what a majority of the nodes that the URL names says: they answer, and know each other. If
+//! two of them do not know each other, one is a node of another cluster, or was reset, added or removed just now, and
+//! no primary is known. So the runs of one URL never use two clusters at once.
 //!
-//! A primary is the node that a majority of the other primaries calls so (those that vote when a replica wants to replace
-//! it), with its configuration epoch, which changes with each failover and each move of a slot to another node. Its own vote
-//! does not count: it may be cut off from all others. If there are fewer than two others, no replica can be elected in its
-//! place, and its own vote is enough.
+//! A primary is the node that a majority of the other primaries calls so (those that vote when a replica wants to
+//! replace it), with its configuration epoch, which changes with each failover and each move of a slot to another node.
+//! Its own vote does not count: it may be cut off from all others. If there are fewer than two others, no replica can
+//! be elected in its place, and its own vote is enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,8 +28,8 @@ use crate::sys::clock::Moment;
 /// How many hash slots a cluster has.
 const SLOTS: u16 = 16384;
 
-/// From how many primaries on a replica can be elected: a majority of them has to vote for it, and the replaced one does not
-/// vote.
+/// From how many primaries on a replica can be elected: a majority of them has to vote for it, and the replaced one
+/// does not vote.
 const CAN_REPLACE: usize = 3;
 
 /// The most primaries that a cluster may have: each of them is asked.
@@ -241,8 +241,8 @@ impl Cluster {
         }
     }
 
-    /// Reads the answers until those of our cluster are enough, or the named nodes turn out not to be of one cluster. When it
-    /// is known which cluster is ours, also asks its other primaries.
+    /// Reads the answers until those of our cluster are enough, or the named nodes turn out not to be of one cluster.
+    /// When it is known which cluster is ours, also asks its other primaries.
     fn read_views_until(&mut self, slot: u16, deadline: Moment, is_enough: impl Fn(&[&View]) -> bool) -> Vec<View> {
         let (named, panel) = (&self.named, &mut self.panel);
         let mut views = Vec::new();
@@ -386,8 +386,8 @@ impl View {
         self.known.contains(&other.id) && other.known.contains(&self.id)
     }
 
-    /// Reads the lines `ID IP:PORT@BUS,HOSTNAME FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`. Keeps of the slots only who has
-    /// `slot`.
+    /// Reads the lines `ID IP:PORT@BUS,HOSTNAME FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`. Keeps of the slots only
+    /// who has `slot`.
     fn parse(listed: &str, node: &Server, slot: u16) -> Option<Self> {
         let mut view = View {
             at: node.clone(),
@@ -437,8 +437,8 @@ fn row(range: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// Reads `IP:PORT@BUS,HOSTNAME`. A node may not know its own address: then it is at the address where it was asked. Over TLS
-/// the name is preferred, because certificates are issued for names.
+/// Reads `IP:PORT@BUS,HOSTNAME`. A node may not know its own address: then it is at the address where it was asked.
+/// Over TLS the name is preferred, because certificates are issued for names.
 fn address_of(listed: &str, asked: &Server) -> Option<Address> {
     let (ip, port) = listed.split(['@', ',']).next()?.rsplit_once(':')?;
     let Endpoint::Tcp { host, tls, .. } = &asked.endpoint else { return None };

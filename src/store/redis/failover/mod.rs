@@ -1,8 +1,9 @@
 //! Which server is the primary, where a replica can take its place.
 //!
-//! The primary is the server that a majority calls so. A majority is asked with every request, and a lease counts from before
-//! both. So once a majority knows another primary, every holder on the old one has counted its lease from an earlier moment,
-//! and its command is dead after the longest lease. `failover.lua` keeps the new primary from granting anything until then.
+//! The primary is the server that a majority calls so. A majority is asked with every request, and a lease counts from
+//! before both. So once a majority knows another primary, every holder on the old one has counted its lease from an
+//! earlier moment, and its command is dead after the longest lease. `failover.lua` keeps the new primary from granting
+//! anything until then.
 
 mod cluster;
 mod quorum;
@@ -62,7 +63,8 @@ pub(super) enum PrimaryLocator {
 }
 
 impl PrimaryLocator {
-    /// Takes the servers of `failover`, which are reached with `tls` if it is used. Primaries are reached like `server`.
+    /// Takes the servers of `failover`, which are reached with `tls` if it is used. Primaries are reached like
+    /// `server`.
     pub(super) fn new(failover: url::Failover, server: &Server, tls: Option<Tls>) -> Self {
         match failover {
             url::Failover::Sentinel { service, sentinels } => {
@@ -147,8 +149,8 @@ mod tests {
 
     const LOCKED_OUT: &[u8] = b"-NOAUTH Authentication required.\r\n";
 
-    /// Returns why the lock is not acquired at this URL of three servers. The first answers that it requires a password; the
-    /// others give these `answers` before they close the connection.
+    /// Returns why the lock is not acquired at this URL of three servers. The first answers that it requires a
+    /// password; the others give these `answers` before they close the connection.
     fn failed_at(url: &str, answers: [&[u8]; 2]) -> RequestError {
         let mut store = Address::parse(url).expect("is a URL").open(Duration::from_secs(1)).expect("is opened");
         // Each is asked more than once.

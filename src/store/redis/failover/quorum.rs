@@ -1,7 +1,7 @@
 //! Servers that are all asked the same, some of which need not answer.
 //!
-//! It connects to all of them and reads from all of them at the same time, and never waits for one alone: a server that hangs
-//! costs the others nothing.
+//! It connects to all of them and reads from all of them at the same time, and never waits for one alone: a server that
+//! hangs costs the others nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,8 +62,8 @@ impl Quorum {
         self.members.len()
     }
 
-    /// Begins a round: sends `questions` to all servers, connecting where necessary, and waits for none. While `enough` of
-    /// them are connected, those that have failed are left aside.
+    /// Begins a round: sends `questions` to all servers, connecting where necessary, and waits for none. While `enough`
+    /// of them are connected, those that have failed are left aside.
     pub(super) fn send(&mut self, questions: &[Cmd], enough: usize, deadline: Moment) {
         self.questions = Arc::new(questions.to_vec());
         for member in &mut self.members {
@@ -86,9 +86,9 @@ impl Quorum {
         }
     }
 
-    /// Reads the answers with `read`, which is also given the server, and adds the results to `heard`; ends when `is_enough`
-    /// accepts them, all servers have answered or failed, or the deadline comes. If the others turn out not to be enough, the
-    /// servers that were left aside are asked, too.
+    /// Reads the answers with `read`, which is also given the server, and adds the results to `heard`; ends when
+    /// `is_enough` accepts them, all servers have answered or failed, or the deadline comes. If the others turn out not
+    /// to be enough, the servers that were left aside are asked, too.
     pub(super) fn read_answers<V>(
         &mut self,
         mut heard: Vec<V>,
@@ -124,8 +124,8 @@ impl Quorum {
         self.members.iter_mut().for_each(Voter::give_up);
     }
 
-    /// Waits until a server that takes part in the round needs attention. Returns `false` at the deadline, or if none takes
-    /// part any more.
+    /// Waits until a server that takes part in the round needs attention. Returns `false` at the deadline, or if none
+    /// takes part any more.
     fn await_any(&self, deadline: Moment) -> bool {
         loop {
             let due = self.members.iter().filter_map(Voter::due).min();
@@ -153,8 +153,8 @@ impl Quorum {
         self.members.iter().filter_map(|member| Some((&member.server, member.failure.as_ref()?)))
     }
 
-    /// Returns the failure that stands for all: a transient one, unless so many servers fail permanently that a little later
-    /// there cannot be a majority either.
+    /// Returns the failure that stands for all: a transient one, unless so many servers fail permanently that a little
+    /// later there cannot be a majority either.
     pub(super) fn failure(&self) -> Option<(&Server, &Failure)> {
         let lasting = self.failures().filter(|(_, failure)| !failure.is_transient()).count();
         let may_be_enough = self.members.len() - lasting >= majority(self.members.len());

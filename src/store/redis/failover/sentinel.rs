@@ -1,13 +1,14 @@
 //! Sentinels, which know the primary of a service.
 //!
-//! The primary is what a majority of the service's Sentinels names at the same time: its address and its configuration epoch,
-//! which grows with each failover. A Sentinel never goes back to an earlier epoch, and any two majorities have a Sentinel in
-//! common.
+//! The primary is what a majority of the service's Sentinels names at the same time: its address and its configuration
+//! epoch, which grows with each failover. A Sentinel never goes back to an earlier epoch, and any two majorities have a
+//! Sentinel in common.
 //!
-//! Only the Sentinels that the URL names have a vote. The majority is one of all: of those that the URL names, or of those that
-//! one of them knows of, whichever are more. But one that knows of so many that those in the URL can never be a majority of them
-//! can itself never be right, and is passed over. So a Sentinel of another deployment that is among them by mistake can make the
-//! primary unknown, but it can never name another one: it has one vote, and the Sentinels that it knows have none.
+//! Only the Sentinels that the URL names have a vote. The majority is one of all: of those that the URL names, or of
+//! those that one of them knows of, whichever are more. But one that knows of so many that those in the URL can never
+//! be a majority of them can itself never be right, and is passed over. So a Sentinel of another deployment that is
+//! among them by mistake can make the primary unknown, but it can never name another one: it has one vote, and the
+//! Sentinels that it knows have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,8 +24,8 @@ use crate::store::redis::reply::text;
 use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 
-/// By how much a Sentinel's clock may have been stepped since the failover, in ms: by that clock it measures how long it has
-/// known the primary.
+/// By how much a Sentinel's clock may have been stepped since the failover, in ms: by that clock it measures how long
+/// it has known the primary.
 const STEP_MS: u64 = 600_000;
 
 /// The Sentinels of one service.
@@ -76,8 +77,8 @@ struct SentinelView {
 impl Sentinels {
     pub(super) fn new(service: String, named: &[Server], server: Server, tls: Option<Tls>) -> Self {
         let sentinel = |words: &[&str]| redis::cmd("SENTINEL").arg(words).take();
-        // Ask for the address first: a Sentinel that learns of another primary between the two answers then gives a new epoch
-        // with an old address.
+        // Ask for the address first: a Sentinel that learns of another primary between the two answers then gives a new
+        // epoch with an old address.
         let questions = vec![
             sentinel(&["MYID"]),
             sentinel(&["GET-MASTER-ADDR-BY-NAME", &service]),
@@ -228,7 +229,8 @@ impl Sentinels {
 /// The Sentinels that agree, and for how long each has known the primary.
 type Supporters<'a> = BTreeMap<&'a str, u64>;
 
-/// Returns how many Sentinels there are, as far as is known: as many as the URL names, or as one of them knows, itself included.
+/// Returns how many Sentinels there are, as far as is known: as many as the URL names, or as one of them knows, itself
+/// included.
 fn count<'a>(views: impl IntoIterator<Item = &'a SentinelView>, named: usize) -> usize {
     let known = views.into_iter().map(SentinelView::all).max().unwrap_or(0);
     known.max(named)
@@ -239,15 +241,15 @@ fn fitting(views: &[SentinelView], named: usize) -> impl Iterator<Item = &Sentin
     views.iter().filter(move |view| view.fits(named))
 }
 
-/// Returns whether so many of the Sentinels that the URL names know of too many others that the rest cannot be a majority, even if
-/// all of them agree.
+/// Returns whether so many of the Sentinels that the URL names know of too many others that the rest cannot be a
+/// majority, even if all of them agree.
 fn are_too_few(views: &[SentinelView], named: usize) -> bool {
     let unfit = views.iter().filter(|view| !view.fits(named)).count();
     named.saturating_sub(unfit) < majority(named)
 }
 
-/// Returns the address, the epoch and the standing on which a majority agrees; the URL names so many Sentinels. A Sentinel
-/// with several addresses has one vote.
+/// Returns the address, the epoch and the standing on which a majority agrees; the URL names so many Sentinels. A
+/// Sentinel with several addresses has one vote.
 fn agreed(views: &[SentinelView], named: usize) -> Option<(Address, u64, u64)> {
     let needed = majority(count(fitting(views, named), named));
     let mut votes: BTreeMap<(&Address, u64), Supporters<'_>> = BTreeMap::new();
@@ -283,8 +285,8 @@ impl SentinelView {
         let port: Option<u16> = text(port).and_then(|port| port.parse().ok());
         let address = (text(host).ok_or(UNEXPECTED)?, port.ok_or(UNEXPECTED)?);
         let master = Fields::of(&master);
-        // At the end of a failover the address is already that of the new primary, while the rest still describes the old
-        // one.
+        // At the end of a failover the address is already that of the new primary, while the rest still describes the
+        // old one.
         let is_its = master.text("ip").as_ref() == Some(&address.0) && master.number("port") == Some(address.1.into());
         let standing = master.number("role-reported-time").filter(|_| is_its).unwrap_or(0);
         let epoch = master.number("config-epoch").ok_or(UNEXPECTED)?;

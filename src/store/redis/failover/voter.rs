@@ -15,8 +15,8 @@ use crate::store::redis::url::Server;
 use crate::sys::clock::Moment;
 use crate::sys::wait::readable;
 
-/// How long the rest of an answer may take once its beginning has come, and how old an unanswered question may be when the
-/// next one is asked. After this time, the servers that were left aside are asked, too.
+/// How long the rest of an answer may take once its beginning has come, and how old an unanswered question may be when
+/// the next one is asked. After this time, the servers that were left aside are asked, too.
 pub(super) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
 /// A server that is asked the same as the others of its panel.
@@ -99,8 +99,8 @@ impl Voter {
         self.ask(questions, deadline);
     }
 
-    /// Reads an answer to an earlier question, if it has come. Drops a connection that was closed, that owes an answer for
-    /// too long, or that could not be made in the time of an earlier request.
+    /// Reads an answer to an earlier question, if it has come. Drops a connection that was closed, that owes an answer
+    /// for too long, or that could not be made in the time of an earlier request.
     pub(super) fn catch_up(&mut self, deadline: Moment) {
         let connection = match &mut self.connection {
             ConnectionState::Closed => return,

@@ -7,7 +7,8 @@ use crate::support::lease_server::LeaseServer as _;
 use crate::support::redis::Redis;
 use crate::support::resp::Reply;
 
-/// Longer than a failover takes. A Sentinel that the machine has kept from running for two seconds does nothing for another 30 ("TILT").
+/// Longer than a failover takes. A Sentinel that the machine has kept from running for two seconds does nothing for
+/// another 30 ("TILT").
 pub(crate) const FAILED_OVER: Duration = Duration::from_secs(90);
 
 /// Servers that take each other's place.
@@ -18,13 +19,15 @@ pub(crate) trait Replicated {
     /// Which of them are primaries, as all say that live. None may be paused.
     fn primaries(&self) -> Vec<usize>;
 
-    /// Whether each primary is known and has a replica with its data, so that it could be replaced at once. None may be paused.
+    /// Whether each primary is known and has a replica with its data, so that it could be replaced at once. None may be
+    /// paused.
     fn is_whole(&self) -> bool;
 
     /// Has a replica take this primary's place, as an operator does; returns false if that is refused.
     fn fail_over(&self, primary: usize, random: &mut fastrand::Rng) -> bool;
 
-    /// Moves the hash slot of this lock to another primary; returns false where there are no slots, or it cannot be moved now.
+    /// Moves the hash slot of this lock to another primary; returns false where there are no slots, or it cannot be
+    /// moved now.
     fn move_slot_of(&self, _key: &str, _random: &mut fastrand::Rng) -> bool {
         false
     }
@@ -76,7 +79,8 @@ pub(crate) fn join_again(primary: &Redis) {
     primary.ask(&["ACL", "SETUSER", "default", "+@all"]);
 }
 
-/// What was written until now has reached this many replicas. Not by WAIT, which waits only for what its own connection has written.
+/// What was written until now has reached this many replicas. Not by WAIT, which waits only for what its own connection
+/// has written.
 #[track_caller]
 pub(crate) fn is_replicated(primary: &Redis, replicas: usize) {
     let written = replication_offsets(primary, "master_repl_offset:")[0];

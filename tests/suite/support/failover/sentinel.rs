@@ -60,8 +60,8 @@ impl Service {
         })
     }
 
-    /// Starts a service with two up-to-date replicas. A server that is killed keeps its data and its role. The Sentinels know the
-    /// servers, and each other.
+    /// Starts a service with two up-to-date replicas. A server that is killed keeps its data and its role. The
+    /// Sentinels know the servers, and each other.
     pub(crate) fn replicated() -> Self {
         let server = || {
             Redis::with_options(&["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"])

@@ -1,4 +1,5 @@
-//! A minimal client of PostgreSQL for the tests: one statement, its rows as text. It can only log in without a password.
+//! A minimal client of PostgreSQL for the tests: one statement, its rows as text. It can only log in without a
+//! password.
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};

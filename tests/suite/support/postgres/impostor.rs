@@ -12,8 +12,8 @@ pub(crate) struct Impostor {
 }
 
 impl Impostor {
-    /// Starts a listener that serves each connection by `answer`: it gets the number of what it has received on that connection, from 0,
-    /// and writes what it likes. The connection is closed when it fails.
+    /// Starts a listener that serves each connection by `answer`: it gets the number of what it has received on that
+    /// connection, from 0, and writes what it likes. The connection is closed when it fails.
     pub(crate) fn start(answer: impl Fn(usize, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("its address").port();

@@ -106,7 +106,8 @@ impl LeaseServer for Postgres {
     }
 
     fn word(&self) -> &'static str {
-        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads of the record have no such end.
+        // The whole statement, because `READ COMMITTED` occurs in the first message. Reads of the record have no such
+        // end.
         "\0COMMIT\0"
     }
 
@@ -160,8 +161,8 @@ impl LeaseServer for Postgres {
     }
 }
 
-/// Returns what is stored of a lock besides its fence and its last run. Notes about requests that may still arrive are left out: they
-/// hold nothing, and expire.
+/// Returns what is stored of a lock besides its fence and its last run. Notes about requests that may still arrive are
+/// left out: they hold nothing, and expire.
 fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
     let none = Vec::new();
     let holders = state["holders"].as_array().unwrap_or(&none);

@@ -1,5 +1,5 @@
-//! A PostgreSQL server of the test's own: on a free port of the loopback interface, with its data in a directory that is removed
-//! with it. See `pooled` for a server behind a connection pooler.
+//! A PostgreSQL server of the test's own: on a free port of the loopback interface, with its data in a directory that
+//! is removed with it. See `pooled` for a server behind a connection pooler.
 
 mod client;
 pub(crate) mod impostor;
@@ -30,8 +30,8 @@ use super::tls::Certificates;
 
 pub(crate) use self::pooled::{Pooled, SESSIONS};
 
-/// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the machine, which
-/// no test causes.
+/// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the
+/// machine, which no test causes.
 const SETTINGS: [&str; 10] = [
     "listen_addresses=127.0.0.1",
     "max_connections=500",

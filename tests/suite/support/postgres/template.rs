@@ -22,8 +22,8 @@ pub(super) fn copy_to(data: &Path) {
     output_of(Command::new("cp").arg("-a").arg(template()).arg(data));
 }
 
-/// Returns its path, and creates it if necessary. It is in Cargo's target directory, so that `cargo clean` removes it, under a name that
-/// depends on how it is made.
+/// Returns its path, and creates it if necessary. It is in Cargo's target directory, so that `cargo clean` removes it,
+/// under a name that depends on how it is made.
 fn template() -> PathBuf {
     let version = output_of(Command::new(find_server_program("postgres")).arg("--version"));
     let mut hasher = DefaultHasher::new();
