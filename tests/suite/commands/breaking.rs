@@ -6,7 +6,6 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::calm::eventually_in_time;
 use crate::support::hand::{break_lock, is_held, release, renew, status, token, until_waiting};
 use crate::support::processes::{is_alive, send};
 use crate::support::proxy::Mode;
@@ -150,7 +149,7 @@ on_redis!(a_late_break_revokes_nothing_from_the_next_holder, |store, redis| {
         late.wait().exited(69);
         let before = redis.requests();
         proxy.set(Mode::Pass);
-        eventually_in_time("the break arrives", || redis.requests() > before);
+        eventually(LONG, "the break arrives", || redis.requests() > before);
         renew(store, "late", OURS, &[]).exited(0).silent();
         release(store, "late", OURS).exited(0).silent();
     }

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::calm::{eventually_in_time, held_in_time};
+use crate::support::calm::held_in_time;
 use crate::support::hand::expires_in;
 use crate::support::holder::is_free;
 use crate::support::proxy::{Mode, Proxy};
@@ -67,7 +67,7 @@ on_every_lease_store!(a_request_that_arrives_after_its_cancellation_acquires_not
         held_in_time(proxy.connections() > first, "it is withdrawn over a connection that works");
         let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         held_in_time(is_free(store, "late"), "no run that has ended holds it");
     }
 });
@@ -83,7 +83,7 @@ on_every_lease_store!(a_reservation_that_arrives_after_its_cancellation_reserves
     held_in_time(proxy.connections() > first, "it is withdrawn over a connection that works");
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually_in_time("the late request arrives", || proxy.delivered() > before);
+    eventually(LONG, "the late request arrives", || proxy.delivered() > before);
     held_in_time(is_free(store, "reserved"), "it is not reserved for a run that has ended");
 });
 
@@ -98,7 +98,7 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_acquire_nothing, |stor
     next.wait().exited(0);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually_in_time("a late request arrives", || proxy.delivered() > before);
+    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
     held_in_time(is_free(store, "over"), "no run that has ended holds it");
 });
 
@@ -121,7 +121,7 @@ on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
     next.wait().exited(0);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually_in_time("the late claim arrives", || proxy.delivered() > before);
+    eventually(LONG, "the late claim arrives", || proxy.delivered() > before);
     assert!(expires_in(store, "stays").is_some(), "the lock stays for ever");
 });
 
@@ -143,7 +143,7 @@ on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     }
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually_in_time("a late request arrives", || proxy.delivered() > before);
+    eventually(LONG, "a late request arrives", || proxy.delivered() > before);
     for _ in 0..20 {
         assert!(!is_free(store, "old"), "free while the command runs");
     }

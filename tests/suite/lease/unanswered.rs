@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::calm::{eventually_in_time, held_in_time};
+use crate::support::calm::held_in_time;
 use crate::support::hand::{acquire, expires_in, is_held, release, renew, status, token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::lockrun::{Open, waiting_for_its_end};
@@ -79,7 +79,7 @@ on_every_lease_store!(a_late_cancel_keeps_a_lock_that_was_acquired_again, |store
     token(store, "twice", &["--token", OURS, "--ttl", "10m"]);
     let before = proxy.delivered();
     proxy.set(Mode::Pass);
-    eventually_in_time("the late cancel arrives", || proxy.delivered() > before);
+    eventually(LONG, "the late cancel arrives", || proxy.delivered() > before);
     renew(store, "twice", OURS, &[]).exited(0).silent();
 });
 
@@ -122,7 +122,7 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         } else {
             proxy.set(Mode::Reset);
             let before = proxy.connections();
-            eventually_in_time("it has tried again", || proxy.connections() > before);
+            eventually(LONG, "it has tried again", || proxy.connections() > before);
             proxy.set(Mode::HoldUpTo(proxy.next_number()));
         }
         waiter.wait().exited(75);
@@ -136,7 +136,7 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
         held_in_time(proxy.held() > before_held, "it has sent something that could be held back");
         let before = proxy.delivered();
         proxy.set(Mode::Pass);
-        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
         let what = format!("no run that has ended holds the lock (its connection was closed: {closes})");
         held_in_time(is_free(store, "late"), &what);
     }
@@ -154,10 +154,10 @@ on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |
     let before_held = proxy.held();
     proxy.set(Mode::Reset);
     let before = proxy.connections();
-    eventually_in_time("it has tried again", || proxy.connections() > before);
+    eventually(LONG, "it has tried again", || proxy.connections() > before);
     proxy.set(Mode::HoldUpTo(proxy.next_number()));
     let before = proxy.connections();
-    eventually_in_time("it has given a request up", || proxy.connections() >= before + 2);
+    eventually(LONG, "it has given a request up", || proxy.connections() >= before + 2);
     holder.end();
     waiter.run.wait_for_line("ready");
     processes::send(processes::children(waiter.run.pid())[0], Signal::SIGKILL);
@@ -170,7 +170,7 @@ on_every_lease_store!(a_request_that_arrives_after_the_take_over_gets_nothing, |
     let (is_late, before) = (proxy.held() > before_held, proxy.delivered());
     proxy.set(Mode::Pass);
     if is_late {
-        eventually_in_time("the late request arrives", || proxy.delivered() > before);
+        eventually(LONG, "the late request arrives", || proxy.delivered() > before);
     }
     held_in_time(is_free(store, "orphan"), "no run that has ended holds the lock");
 });
@@ -182,7 +182,7 @@ fn end_while_away(run: Open, proxy: &Proxy) -> Output {
     proxy.set(Mode::Reset);
     let before = proxy.connections();
     let run = run.close();
-    eventually_in_time("it has tried again", || proxy.connections() >= before + 2);
+    eventually(LONG, "it has tried again", || proxy.connections() >= before + 2);
     proxy.set(Mode::Pass);
     run.wait().exited(0)
 }
@@ -256,7 +256,7 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
             last
         };
         let before = proxy.connections();
-        eventually_in_time("it is tried again", || proxy.connections() > before);
+        eventually(LONG, "it is tried again", || proxy.connections() > before);
         proxy.set(Mode::Pass);
         run.wait().exited(0).silent();
         assert_eq!(status(store, "twice")["last"], last, "{options:?}");

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind, panic_any, resume_unw
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::deadline::{LONG, happens_within, stays_true_for};
+use super::deadline::stays_true_for;
 
 /// The most attempts at a contract.
 const ATTEMPTS: u32 = 4;
@@ -48,14 +48,6 @@ pub(crate) fn in_time(took: Duration, limit: Duration, what: &str) {
 pub(crate) fn held_in_time(holds: bool, what: &str) {
     if !holds {
         late(&format!("not so: {what}"));
-    }
-}
-
-/// Waits until `condition` holds. If it does not within [`LONG`], fails the contract because of a time.
-#[track_caller]
-pub(crate) fn eventually_in_time(what: &str, condition: impl FnMut() -> bool) {
-    if !happens_within(LONG, condition) {
-        late(&format!("not within {LONG:?}: {what}"));
     }
 }
 

@@ -1,7 +1,9 @@
-//! Waiting for a condition, instead of sleeping for a fixed time.
+//! Waiting for a condition, instead of sleeping for a fixed time. One that does not come in time fails a contract as late.
 
 use std::thread;
 use std::time::{Duration, Instant};
+
+use super::calm::late;
 
 /// Longer than any working operation takes, even on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -15,8 +17,10 @@ pub(crate) fn eventually(limit: Duration, what: &str, mut condition: impl FnMut(
 /// Waits until `look` finds something. Fails the test if it does not within `limit`.
 #[track_caller]
 pub(crate) fn eventually_some<T>(limit: Duration, what: &str, look: impl FnMut() -> Option<T>) -> T {
-    let found = find_within(limit, look);
-    found.unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
+    match find_within(limit, look) {
+        Some(found) => found,
+        None => late(&format!("not within {limit:?}: {what}")),
+    }
 }
 
 /// Waits until `condition` holds. Returns false if it does not within `limit`.
