@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::{Arg, Command};
 
 use super::name;
+use super::subcommands::Subcommand;
 use super::typos::check_dashes;
 use crate::text::duration;
 use crate::text::escape::{escaped, is_plain_word, without_value};
@@ -106,6 +107,21 @@ pub fn expected_after<'a>(command: &'a Command, words: &[OsString]) -> Expected<
     Expected::Option
 }
 
+/// Returns where a subcommand stands behind options, if one does. It cannot be COMMAND if no key is named before it.
+pub fn subcommand_after_options(command: &Command, words: &[OsString]) -> Option<usize> {
+    if !words.iter().any(|word| Subcommand::named(word).is_some()) {
+        return None;
+    }
+    let Expected::Command(at) = expected_after(command, words) else { return None };
+    let names_key = |word: &OsString| {
+        let text = word.to_string_lossy();
+        let is_key = || Typed::in_word(&text, command).is_some_and(|typed| typed.arg.get_id() == name::KEY);
+        text.starts_with('-') && (text == "--" || text.starts_with("--key=") || is_key())
+    };
+    let is_subcommand = Subcommand::named(words.get(at)?).is_some();
+    (is_subcommand && !words[..at].iter().any(names_key)).then_some(at)
+}
+
 /// An option that takes a value, as it was typed.
 struct Typed<'a> {
     arg: &'a Arg,
@@ -144,7 +160,8 @@ fn has_optional_value(arg: &Arg) -> bool {
 /// variable.
 fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr>) -> Result<(), String> {
     let Some(value) = value.filter(|value| value.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
-    if arg.is_allow_hyphen_values_set() {
+    let is_separator = value == "--";
+    if arg.is_allow_hyphen_values_set() && !is_separator {
         return Ok(());
     }
     let id = arg.get_id();
@@ -155,9 +172,12 @@ fn check_value(command: &Command, arg: &Arg, spelled: &str, value: Option<&OsStr
         // Do not repeat it: it may be a value after all, and a secret.
         _ => "begins with -".to_owned(),
     };
-    Err(format!(
-        "{spelled} was given no value: the next word {next} (an unset variable?); write --{id}=-x for a {id} that begins with -"
-    ))
+    let how = if arg.is_allow_hyphen_values_set() {
+        String::new()
+    } else {
+        format!("; write --{id}=-x for a {id} that begins with -")
+    };
+    Err(format!("{spelled} was given no value: the next word {next} (an unset variable?){how}"))
 }
 
 /// Returns whether `word` is an option of `command`, without a value.
@@ -274,6 +294,38 @@ mod tests {
             assert!(why.starts_with(wanted) || why.contains(wanted), "{why}");
             assert!(why.ends_with("write --key=-x for a key that begins with -"), "{why}");
             assert!(!why.contains("secret"), "{why}");
+        }
+    }
+
+    #[test]
+    fn two_dashes_are_no_value() {
+        for words in [&["-k", "a", "--events", "--", "true"][..], &["-k", "a", "-c", "--", "x"], &["--ttl", "--", "x"]]
+        {
+            let why = refused(words);
+            assert!(why.ends_with("was given no value: the next word is -- (an unset variable?)"), "{why}");
+        }
+        assert_eq!(normalized(&["-k", "a", "--events=--", "true"])[2], "--events=--");
+    }
+
+    #[test]
+    fn a_subcommand_may_follow_options() {
+        let found = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            subcommand_after_options(&command(), &words)
+        };
+        assert_eq!(found(&["--store", "file:/x", "status"]), Some(2));
+        assert_eq!(found(&["--store=file:/x", "-v", "acquire", "--key", "k"]), Some(2));
+        for words in [
+            &["--key", "k", "status"][..],
+            &["--key=k", "status"],
+            &["-kk", "status"],
+            &["-vk", "k", "status"],
+            &["--store", "status"],
+            &["--store", "file:", "--", "status"],
+            &["--store", "file:", "sh", "status"],
+            &["--store", "file:"],
+        ] {
+            assert_eq!(found(words), None, "{words:?}");
         }
     }
 

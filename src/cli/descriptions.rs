@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// All options, in the order of the help.
-const ALL: [Description; 41] = [
+const ALL: [Description; 42] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -154,6 +154,7 @@ const ALL: [Description; 41] = [
     ),
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
+    switch(name::DONE, LOCK, "Forget that KEY's run has succeeded, so that its next --once-per is wanted; remove nothing"),
     switch(name::SCHEMA, OUTPUT, "Only print the SQL that creates the tables of a PostgreSQL store").more(
         "Print the SQL that creates the tables of a PostgreSQL store, in the schema that the store's URL names, and grants their use to its \
          user. The owner of the database runs it, for instance with psql -f, where that user may not create tables. lockrun \
@@ -204,7 +205,7 @@ const ALL: [Description; 41] = [
              warn: print a warning and let COMMAND run on, even though another run may hold the lock.",
         )
         .values(&["kill", "warn"]),
-    option(name::ONCE_PER, "DURATION", LOCK, "Exit 0, silently, if a run that began less than DURATION ago has ended with 0").more(
+    option(name::ONCE_PER, "DURATION", LOCK, "Exit 0, silently, if a run with this option that began less than DURATION ago has ended with 0").more(
         "Exit 0, silently, instead of running COMMAND, if a run under this key that began less than DURATION ago, by the store's \
          clock, has ended with 0. A run that failed, was stopped or lost its lock does not count, and one that is still going on holds \
          the lock. This is for the same crontab on several servers, whose clocks differ: give a little less than the period.",

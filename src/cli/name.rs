@@ -37,6 +37,7 @@ pub const EXPORT: &str = "export";
 pub const FENCE: &str = "fence";
 pub const NOW: &str = "now";
 pub const OLDER_THAN: &str = "older-than";
+pub const DONE: &str = "done";
 pub const DRY_RUN: &str = "dry-run";
 pub const SCHEMA: &str = "schema";
 

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, Error};
 
+use super::argv::subcommand_after_options;
 use super::refusals::{parse_error_message, without_typed_values};
 use super::subcommands::Subcommand;
 use super::typos::{Suggestion, looks_like_lock_name, suggestion_for};
@@ -43,8 +44,12 @@ pub fn parse(args: Vec<OsString>) -> Result<Request, UsageError> {
 }
 
 /// Parses a run's command line.
-fn parse_run(args: Vec<OsString>) -> Result<Request, UsageError> {
+fn parse_run(mut args: Vec<OsString>) -> Result<Request, UsageError> {
     let definition = command();
+    if let Some(at) = subcommand_after_options(&definition, &args) {
+        args[..=at].rotate_right(1);
+        return parse(args);
+    }
     let mut args = normalize(&definition, args)?;
     args.insert(0, "lockrun".into());
     match definition.try_get_matches_from(&args) {

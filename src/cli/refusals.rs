@@ -22,7 +22,7 @@ pub fn parse_error_message(error: &Error, definition: &Command) -> Option<String
             Some(format!("unknown option {shown}{}", advice_on(definition, arg)))
         }
         ErrorKind::UnknownArgument if definition.get_name() == "acquire" => Some(format!(
-            "unexpected argument {}; the key is written --key KEY; to run a command under a lock, leave acquire out",
+            "unexpected argument {}; to run a command under a lock, leave acquire out: lockrun --key KEY -- COMMAND",
             escaped(&without_value(arg, &format!("{arg:?}")))
         )),
         ErrorKind::ArgumentConflict if text_of(ContextKind::PriorArg) == Some(arg) => {

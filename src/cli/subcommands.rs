@@ -75,7 +75,7 @@ impl Subcommand {
         let command = Command::new(doc.name).args(options::store());
         let command = match self {
             Acquire => command
-                .arg(options::key())
+                .args([options::key(), options::key_word()])
                 .args(options::mode())
                 .args(options::held())
                 .args([option(name::TTL), options::token()])
@@ -97,9 +97,13 @@ impl Subcommand {
             ]),
             Break => command.args([options::key(), options::key_word(), option(name::FENCE), switch(name::NOW)]),
             Doctor => command.args([switch(name::JSON), switch(name::SCHEMA)]),
-            Prune => {
-                command.args([options::key(), options::key_word(), option(name::OLDER_THAN), switch(name::DRY_RUN)])
-            }
+            Prune => command.args([
+                options::key(),
+                options::key_word(),
+                option(name::OLDER_THAN),
+                switch(name::DRY_RUN),
+                switch(name::DONE),
+            ]),
         };
         let command = described(if self == Reserve { command } else { command.arg(option(name::STORE_TIMEOUT)) });
         let command = match self {
@@ -218,7 +222,7 @@ impl Subcommand {
             Acquire => &Doc {
                 name: "acquire",
                 page: "lockrun-acquire",
-                usage: "lockrun acquire --key KEY [OPTIONS]",
+                usage: "lockrun acquire [--key] KEY [OPTIONS]",
                 about: "Acquire a lock and leave it held, for a script to renew and release",
                 more: "Prints the token under which the lock is held; `renew` and `release` need it. Nothing renews the \
                        lease automatically: it expires after --ttl. Running a command under lockrun is safer where that is possible.",
@@ -288,7 +292,7 @@ impl Subcommand {
             Prune => &Doc {
                 name: "prune",
                 page: "lockrun-prune",
-                usage: "lockrun prune --older-than DURATION [OPTIONS]\n       lockrun prune [--key] KEY [OPTIONS]",
+                usage: "lockrun prune --older-than DURATION [OPTIONS]\n       lockrun prune [--key] KEY [OPTIONS]\n       lockrun prune --done [--key] KEY",
                 about: "Remove the remains of one lock, or of all that have not been used for long",
                 more: "With KEY and without --older-than it removes that lock's remains, however young they are. The next fencing token of \
                        a removed lock is still greater than every earlier one. Locks that are held or waited for are left alone. So is a lock whose record is broken: it is reported on \

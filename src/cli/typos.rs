@@ -29,11 +29,12 @@ const OTHER_PROGRAMS_NAMES: [(&[&str], Subcommand); 7] = [
 const RUN: [&str; 4] = ["run", "exec", "with", "start"];
 
 /// Options of flock(1), consul lock, etcdctl, timeout(1) and the like that lockrun lacks, and what to write instead.
-const FOREIGN: [(&[&str], &str); 9] = [
+const FOREIGN: [(&[&str], &str); 10] = [
     (
         &["--timeout", "--time-limit", "--timelimit"],
         "the longest wait for the lock is --wait DURATION, the longest run --max-runtime DURATION",
     ),
+    (&["--once", "--once-a", "--once-every"], "did you mean --once-per DURATION?"),
     (&["--unlock", "-u"], "a lock is released when its command ends; one by hand, with lockrun release"),
     (&["--close", "-o", "--no-fork", "-F", "--fcntl"], "lockrun needs no such option: leave it out"),
     (&["--name", "--lock", "--lock-name", "--lockname", "--id"], "the lock is named with --key KEY"),

@@ -49,6 +49,9 @@ enum Form {
 
 impl Options {
     fn read(settings: &Settings<'_>) -> Result<Self, UsageError> {
+        if [name::KEY, name::KEY_WORD].iter().all(|name| settings.typed().contains_id(name)) {
+            return Err("acquire runs no command: to run one under a lock, leave acquire out".into());
+        }
         let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
         let own_token = settings.typed_value(name::TOKEN, Token::parse)?;
         Ok(Options {

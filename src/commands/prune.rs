@@ -20,6 +20,9 @@ use crate::text::escape::escaped;
 /// [`UsageError`] if a setting is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     let key = settings.key_if_given()?;
+    if settings.typed_switch(name::DONE) {
+        return forget_success(settings, key);
+    }
     let span = match (settings.typed_value(name::OLDER_THAN, duration::parse)?, &key) {
         (Some(span), _) => span,
         (None, Some(_)) => Duration::ZERO,
@@ -48,6 +51,25 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
 }
 
+/// Forgets that a run of the key has succeeded, and prints the key if that was known. The outcome is status 69 if the
+/// store fails. Fails with [`UsageError`] if a setting is wrong.
+fn forget_success(settings: &Settings<'_>, key: Option<Key>) -> Result<Outcome> {
+    if settings.typed().contains_id(name::OLDER_THAN) || settings.typed_switch(name::DRY_RUN) {
+        let why = "--done removes nothing, so it takes neither --older-than nor --dry-run";
+        return Err(UsageError::from(why).into());
+    }
+    let key = key.ok_or_else(|| UsageError::from("no key: --done needs the name of one lock"))?;
+    match open(settings, None)?.forget_success(&key) {
+        Ok(true) => writeln!(io::stdout(), "{}", escaped(key.as_str())).context("cannot print the key")?,
+        Ok(false) => {}
+        Err(error) => {
+            report::error(&error.context(format!("cannot change the lock \"{}\"", escaped(key.as_str()))));
+            return Ok(Outcome::StoreFailed);
+        }
+    }
+    Ok(Outcome::Printed)
+}
+
 /// Prints why a key was not removed that had to be unused for `span`, if there is a reason besides its age, and returns
 /// the outcome.
 fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outcome {
@@ -63,7 +85,9 @@ fn report_not_pruned(store: &mut dyn Backend, key: &Key, span: Duration) -> Outc
                     Some("it is withheld after a failover; lockrun status says for how long")
                 }
                 KeyStatus { value: Some(_), .. } => Some("it keeps a sequence, which would begin anew"),
-                _ if done.is_some_and(is_ahead) => Some("its --once-per has not passed"),
+                _ if done.is_some_and(is_ahead) => {
+                    Some("its --once-per has not passed; lockrun prune --done KEY forgets its success")
+                }
                 KeyStatus { last: Some(last), .. } if is_ahead(last.ended_unix_ms) => {
                     Some("by the store's clock its last run has not ended yet")
                 }

@@ -13,7 +13,7 @@ use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
 use crate::report::Verbosity;
 use crate::run::outcome::HELD;
-use crate::store::Address;
+use crate::store::{Address, schemes};
 use crate::text::duration;
 use crate::text::escape::typed_path;
 use crate::text::pattern::Pattern;
@@ -94,6 +94,26 @@ fn read_ttl(text: &str) -> Result<Ttl, String> {
     }
 }
 
+/// Returns a word that is to be a lock's name. Fails if it is most likely something else: with a free lock of that name,
+/// the command would succeed at nothing. Does not repeat it, as it may contain a password.
+fn checked_word(word: &OsString) -> Result<&OsString, UsageError> {
+    let text = word.to_string_lossy();
+    if text.contains("://") || schemes().any(|scheme| text.starts_with(scheme)) {
+        return Err(
+            "the key is the URL of a store: name the store with --store; a key of this name is written --key=KEY"
+                .into(),
+        );
+    }
+    if Pattern::read(&text).is_some() {
+        return Err(
+            "the key is a pattern, which lockrun status alone takes: name one lock; a key with * or ? in its name is \
+             written --key=KEY"
+                .into(),
+        );
+    }
+    Ok(word)
+}
+
 impl Settings<'_> {
     /// Returns the lock's name, from the command line alone: `LOCKRUN_KEY` inside a run names that run's own lock.
     pub fn key(&self) -> Result<Key, UsageError> {
@@ -105,7 +125,8 @@ impl Settings<'_> {
         let typed = |name| self.typed().try_get_one::<OsString>(name).ok().flatten();
         let key = match (typed(name::KEY), typed(name::KEY_WORD)) {
             (Some(_), Some(_)) => return Err("the key is given twice, with --key and without".into()),
-            (option, word) => option.or(word),
+            (None, Some(word)) => Some(checked_word(word)?),
+            (option, None) => option,
         };
         Ok(key.map(|key| Key::new(key)).transpose()?)
     }
@@ -113,12 +134,11 @@ impl Settings<'_> {
     /// Returns which locks the command line names. A word without `--key` may be a pattern.
     pub fn keys(&self) -> Result<Keys, UsageError> {
         let word = self.typed().try_get_one::<OsString>(name::KEY_WORD).ok().flatten();
-        let pattern = word.and_then(|word| Pattern::read(word.to_str()?));
-        Ok(match (self.key_if_given()?, pattern) {
-            (None, _) => Keys::All,
-            (Some(_), Some(pattern)) => Keys::Like(pattern),
-            (Some(key), None) => Keys::One(key),
-        })
+        let is_alone = !self.typed().contains_id(name::KEY);
+        if let Some(pattern) = word.filter(|_| is_alone).and_then(|word| Pattern::read(word.to_str()?)) {
+            return Ok(Keys::Like(pattern));
+        }
+        Ok(self.key_if_given()?.map_or(Keys::All, Keys::One))
     }
 
     /// Returns the name and the token of the lock that an earlier `acquire` or the enclosing run holds: from the

@@ -1,5 +1,6 @@
 //! Checks the names of lockrun's variables. A misspelt one must not be ignored, or a run would use another store than
-//! intended. Kubernetes adds variables of the same prefix where a service is called `lockrun…`: these are ignored.
+//! intended. Kubernetes adds variables of the same prefix where a service is called `lockrun…`: these are ignored, and so
+//! is `LOCKRUN_VERSION`.
 
 use std::ffi::OsStr;
 
@@ -8,9 +9,12 @@ use super::layer::variable;
 use super::settings::UsageError;
 use crate::cli::text;
 use crate::text::escape::{escaped_os, is_plain_word};
-use crate::text::nearest::nearest;
+use crate::text::nearest::alike;
 
 pub use super::layer::PREFIX;
+
+/// What images and build scripts commonly name the version of a program by. It has no effect.
+const VERSION: &str = "LOCKRUN_VERSION";
 
 /// Checks an environment variable's name that begins with [`PREFIX`]. Fails if it is neither the variable of an option,
 /// nor one that lockrun sets for COMMAND, nor one that describes a service.
@@ -19,14 +23,20 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
         let of_commands = text::ENVIRONMENT.iter().map(|(name, _)| (*name).to_owned());
         files::option_names().map(variable).chain(of_commands)
     };
-    if known().any(|known| name == known.as_str()) || name.to_str().is_some_and(describes_service) {
+    let is_ignored = || name == VERSION || name.to_str().is_some_and(describes_service);
+    if known().any(|known| name == known.as_str()) || is_ignored() {
         return Ok(());
     }
     // The prefix, which all share, would make wrong names look alike.
     let typed = name.to_string_lossy().to_ascii_uppercase();
     let typed = typed.strip_prefix(PREFIX).unwrap_or(&typed);
-    let names = known().filter_map(|known| known.strip_prefix(PREFIX).map(str::to_owned));
-    let nearest = format!("{PREFIX}{}", nearest(typed, names).unwrap_or_default());
+    let names = || known().filter_map(|known| known.strip_prefix(PREFIX).map(str::to_owned));
+    // As TIMEOUT stands for STORE_TIMEOUT.
+    let longer = || names().find(|name| !typed.is_empty() && name.ends_with(&format!("_{typed}")));
+    let meant = match alike(typed, names()).or_else(longer) {
+        Some(meant) => format!("the nearest is {PREFIX}{meant}: rename it or unset it"),
+        None => "unset it; `lockrun --help` lists those there are".to_owned(),
+    };
     // A name with other characters may be a store's address.
     let is_plain = name.to_str().is_some_and(is_plain_word);
     let shown = if is_plain {
@@ -34,7 +44,7 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     } else {
         format!("a variable that begins with {PREFIX} (not shown, as it may contain a password)")
     };
-    Err(format!("{shown} is not a variable of lockrun; the nearest is {nearest}: rename it or unset it").into())
+    Err(format!("{shown} is not a variable of lockrun; {meant}").into())
 }
 
 /// Returns whether Kubernetes gives a container a variable of this name for a service: `lockrun`, or one whose name
@@ -68,7 +78,7 @@ mod tests {
 
     #[test]
     fn every_variable_is_known() {
-        for name in ["LOCKRUN_STORE", "LOCKRUN_CONFLICT_EXIT_CODE", "LOCKRUN_KEY", "LOCKRUN_OUTER_TOKENS"] {
+        for name in ["LOCKRUN_STORE", "LOCKRUN_CONFLICT_EXIT_CODE", "LOCKRUN_KEY", "LOCKRUN_OUTER_TOKENS", VERSION] {
             assert!(check(name.as_ref()).is_ok(), "{name}");
         }
     }
@@ -90,7 +100,10 @@ mod tests {
                 "{wrong}"
             );
         }
-        assert!(check("LOCKRUN_".as_ref()).is_err());
+        for name in ["LOCKRUN_", "LOCKRUN_LOG", "LOCKRUN_DEBUG"] {
+            let wrong = check(name.as_ref()).expect_err(name).to_string();
+            assert!(wrong.contains("unset it; `lockrun --help`"), "{wrong}");
+        }
     }
 
     #[test]

@@ -147,6 +147,10 @@ pub trait Prune {
     /// Removes `key`, or all keys, if they are free and have been unused for `unused_for`; unless `really`, only finds
     /// them. Returns their names.
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError>;
+
+    /// Forgets that a run of `key` has succeeded because of which no other is wanted ([`Claim::once_per`]). Returns
+    /// whether that was known.
+    fn forget_success(&mut self, key: &Key) -> Result<bool, StoreError>;
 }
 
 /// A store that can diagnose itself.

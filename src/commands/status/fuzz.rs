@@ -52,7 +52,11 @@ pub fn status(data: &[u8]) {
         holders: (1..texts.len().min(4)).map(holding).collect(),
         waiters: (4..texts.len().min(7)).map(|at| WaiterStatus { who: who(at), since_ms: Some(number(at)) }).collect(),
         last: Some(LastRun { who: who(5), started_unix_ms: number(3), ended_unix_ms: number(4), ending }),
-        success: Some(Success { began_unix_ms: number(5), until_unix_ms: Some(number(6)) }),
+        success: Some(Success {
+            began_unix_ms: number(5),
+            once_began_unix_ms: Some(number(5)),
+            until_unix_ms: Some(number(6)),
+        }),
         value: texts.get(6).cloned(),
         withheld: Some(Duration::from_millis(number(7))),
         ..KeyStatus::never_used(key(0))

@@ -186,9 +186,15 @@ pub struct LastRun {
 
 /// What is known of the successful runs: those that exited with 0 on their own and held the lock until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+// Each name has its unit.
+#[allow(clippy::struct_field_names)]
 pub struct Success {
     /// When the latest of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,
+    /// When the latest of those with a [`Claim::once_per`](crate::lock::claim::Claim::once_per) acquired it, in Unix time:
+    /// they alone make others superfluous.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub once_began_unix_ms: Option<u64>,
     /// The latest end of a [`Claim::once_per`](crate::lock::claim::Claim::once_per) period of these runs, in Unix time.
     /// The key is not pruned before. A new claim does not use it: it goes by its own period.
     #[serde(skip_serializing_if = "Option::is_none")]

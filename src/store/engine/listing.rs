@@ -23,6 +23,15 @@ impl<R: Records> Prune for R {
             Ok(()) => Ok(listing),
         }
     }
+
+    fn forget_success(&mut self, key: &Key) -> Result<bool, StoreError> {
+        let forgotten = self.once(Operation::OnLock(key), |state, view| {
+            let applied = state.forget_success();
+            // An earlier attempt may have done it.
+            Ok(Applied { answer: applied.answer || view.may_be_done, ..applied })
+        });
+        forgotten.map_err(|failure| self.explain(&failure))
+    }
 }
 
 /// Returns the status of every key, in the order of their names, or of this one.

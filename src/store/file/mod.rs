@@ -280,6 +280,11 @@ impl Prune for FileStore {
         listing.found.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         Ok(listing)
     }
+
+    fn forget_success(&mut self, key: &Key) -> Result<bool, StoreError> {
+        let Some(file) = self.lock_file(key)? else { return Ok(false) };
+        file.edit(|state, _| Ok(state.forget_success().answer))
+    }
 }
 
 impl Diagnose for FileStore {

@@ -10,7 +10,7 @@
 --       7 slots     how many may hold the lock at once; 0: all that share it
 --       8 request   which request this is, under a token of the user's own; empty: the only one under its token
 --       9 max       do not join the queue if so many wait already; empty: no limit
---      10 once      acquire nothing if a run that began less than so many ms ago has ended with 0; 0: no such condition
+--      10 once      acquire nothing if a run with this condition that began less than so many ms ago has ended with 0; 0: none
 -- Reply {1, fence, slot}
 --                   it is ours
 --       {0, {held for, expires in or -1, info, token} or {}, place in the queue from 0 or -1, look again in or -1, last fence, withheld}

@@ -65,7 +65,11 @@ pub(super) fn past(text: &[u8]) -> Option<LastRun> {
 /// Reads when the last successful run began, and until when no other run is wanted.
 pub(super) fn success(text: &[u8]) -> Option<Success> {
     let last: Json = serde_json::from_slice(text).ok()?;
-    Some(Success { began_unix_ms: number(&last["done"])?, until_unix_ms: number(&last["till"]) })
+    Some(Success {
+        began_unix_ms: number(&last["done"])?,
+        once_began_unix_ms: number(&last["once"]),
+        until_unix_ms: number(&last["till"]),
+    })
 }
 
 fn holder(who: &Json) -> Option<Holder> {

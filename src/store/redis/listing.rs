@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 
 use super::failover::ListedPrimary;
 use super::failure::Failure;
-use super::script::{LIST, PRUNE};
+use super::script::{FORGET, LIST, PRUNE};
 use super::{RedisStore, keys, millis, reply};
 use crate::lock::key::Key;
 use crate::store::{KeyStatus, Listing, Prune, StoreError};
@@ -93,6 +93,12 @@ impl Prune for RedisStore {
         })?;
         listing.found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
         Ok(listing)
+    }
+
+    fn forget_success(&mut self, key: &Key) -> Result<bool, StoreError> {
+        let script = self.bare_script(&FORGET, key);
+        self.has_resent = false;
+        Ok(self.answer(&script)? == Value::Int(1) || self.has_resent)
     }
 }
 

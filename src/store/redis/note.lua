@@ -12,14 +12,17 @@ local function note(info, ending, request, succeeded)
   local last, before = ending, last_run()
   if info.fence and not info.kept then
     last.who, last.started, last.ended = info.who, math.min(tonumber(info.since) or now, now), now
-    last.done, last.till = before.done, before.till
+    last.done, last.once, last.till = before.done, before.once, before.till
     if succeeded then
       -- A time in the future comes from a clock that was wrong.
       if (last.done or 0) > now then
-        last.done, last.till = nil, nil
+        last.done, last.once, last.till = nil, nil, nil
       end
       last.done = math.max(last.done or 0, last.started)
-      last.till = info.once and math.max(tonumber(last.till) or 0, last.started + info.once) or last.till
+      if info.once then
+        last.once = math.max(last.once or 0, last.started)
+        last.till = math.max(tonumber(last.till) or 0, last.started + info.once)
+      end
     end
   elseif request then
     last = before

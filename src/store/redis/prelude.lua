@@ -15,7 +15,8 @@
 --                   revoked: who revoked it; a revoked lease cannot be renewed
 --       3 fence     the last fencing token; never expires
 --       4 last      JSON {who, started, ended, status or signal} of the last run
---                   done: when the last run that ended with 0 by itself began; till: until when no other run is wanted
+--                   done: when the last run that ended with 0 by itself began; once: when the last of those began after which
+--                   no other is wanted for a while; till: until when that is so
 --                   request: which request by hand released it
 --       5 queue     sorted set: token of a waiter -> its ticket; the lowest is first
 --       6 places    sorted set: token of a waiter -> end of its place, in ms
@@ -153,6 +154,6 @@ end
 
 local function last_run()
   local last = decoded(redis.call('GET', LAST))
-  last.ended, last.done = tonumber(last.ended) or 0, tonumber(last.done)
+  last.ended, last.done, last.once = tonumber(last.ended) or 0, tonumber(last.done), tonumber(last.once)
   return last
 end

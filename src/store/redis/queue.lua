@@ -83,10 +83,10 @@ local function lowest_slot(slots, room)
   return slot
 end
 
--- When the run began that has succeeded within the last `once` ms; nil if there is none. A run that began in the future,
+-- When the run began that was wanted once and has succeeded within the last `once` ms; nil if there is none. One that began in the future,
 -- because the clock was set back since, counts for no longer than one in the past.
 local function done_since(once)
-  local done = once and last_run().done
+  local done = once and last_run().once
   return done and math.abs(now - done) < once and done or nil
 end
 

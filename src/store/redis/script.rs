@@ -49,8 +49,9 @@ pub(super) static RESERVE: Script = script!("queue.lua" "reserve.lua");
 pub(super) static LIST: Script = script!("list.lua");
 pub(super) static REVOKE: Script = script!("changes.lua" "note.lua" "queue.lua" "revoke.lua");
 pub(super) static PRUNE: Script = script!("prune.lua");
+pub(super) static FORGET: Script = script!("forget.lua");
 
-static ALL: [&Script; 7] = [&ACQUIRE, &RENEW, &RELEASE, &RESERVE, &LIST, &REVOKE, &PRUNE];
+static ALL: [&Script; 8] = [&ACQUIRE, &RENEW, &RELEASE, &RESERVE, &LIST, &REVOKE, &PRUNE, &FORGET];
 
 pub(super) struct Script {
     /// For a server that no other one can replace.

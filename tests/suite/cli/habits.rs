@@ -84,8 +84,8 @@ fn an_option_too_often_or_with_too_much() {
     touches_nothing(|call| marked(call.key("k").arg("--verbose=2")), "--verbose takes no value: \"2\"\n");
     touches_nothing(|call| call.key("k").arg("--command").run(), "--command needs a value: --command STRING\n");
     touches_no_store(
-        |url| Lockrun::bare().args(["acquire", "--store", url, "backup"]).run(),
-        "unexpected argument \"backup\"; the key is written --key KEY; to run a command under a lock, leave acquire out",
+        |url| Lockrun::bare().args(["acquire", "--store", url, "backup", "./run.sh"]).run(),
+        "unexpected argument \"./run.sh\"; to run a command under a lock, leave acquire out: lockrun --key KEY -- COMMAND",
     );
     is_refused(Lockrun::bare().args(["help", "statu"]).run(), "; did you mean status?\n");
 }

@@ -165,7 +165,7 @@ fn an_address_in_another_place_is_not_repeated() {
             &[*address][..],
             &["status", "k", address],
             &["doctor", address],
-            &["acquire", address],
+            &["acquire", "k", address],
             &["help", address],
         ] {
             check(Lockrun::bare().args(words), "lockrun: ");

@@ -95,9 +95,13 @@ fn a_misspelt_variable() {
     for words in OTHERS {
         touches_no_store(|url| without_secret(stoer(other(url, words)).run()), wanted);
     }
-    for (name, nearest) in
-        [("SKPI", "SKIP"), ("store", "STORE"), ("STOREFILE", "STORE_FILE"), ("WAITS", "WAIT"), ("", "")]
-    {
+    for (name, nearest) in [
+        ("SKPI", "SKIP"),
+        ("store", "STORE"),
+        ("STOREFILE", "STORE_FILE"),
+        ("WAITS", "WAIT"),
+        ("TIMEOUT", "STORE_TIMEOUT"),
+    ] {
         let call = |call: Lockrun| marked(call.key("k").env(&format!("LOCKRUN_{name}"), "true"));
         touches_nothing(
             call,
@@ -321,10 +325,38 @@ fn a_key_without_its_option() {
     other(&url, &["release", "--token", token, "k"]).run().exited(0).silent();
     other(&url, &["break", "k"]).run().exited(0);
     other(&url, &["status", "k", "--json"]).run().exited(0).silent();
+    other(&url, &["acquire", "k", "--ttl", "10m"]).run().exited(0).silent();
+    Lockrun::bare().args(["--store", &url, "status", "k"]).run().exited(75).silent();
+    Lockrun::bare().args(["--store", &url, "-v", "acquire", "k"]).run().exited(75);
     for words in [&["status", "k", "--key", "k"][..], &["break", "k", "--key", "other"]] {
         touches_no_store(|url| other(url, words).run(), "the key is given twice, with --key and without");
     }
     touches_no_store(|url| other(url, &["status", "k", "l"]).run(), "unexpected argument 'l'");
+}
+
+// A word in the place of the key that is something else: with a lock of that name, which is free, it would succeed at nothing.
+#[test]
+fn what_is_no_key() {
+    for command in ["status", "break", "prune", "acquire"] {
+        for word in ["redis://u:s3cret@h/0", "file:/run/locks"] {
+            let wanted = "the key is the URL of a store: name the store with --store";
+            touches_no_store(|url| other(url, &[command, word]).run(), wanted);
+        }
+    }
+    for command in ["break", "prune", "acquire"] {
+        touches_no_store(
+            |url| other(url, &[command, "z*"]).run(),
+            "the key is a pattern, which lockrun status alone takes",
+        );
+    }
+    let store = Store::file();
+    other(&store.url(), &["break", "--key=z*"]).run().exited(0);
+    for words in [&["--events", "--"][..], &["-c", "--"]] {
+        touches_nothing(
+            |call| call.key("k").args(words).args(["echo", "ran"]).run(),
+            "was given no value: the next word is --",
+        );
+    }
 }
 
 // A command that cannot be executed: the message says which file is missing, and what was most likely meant.

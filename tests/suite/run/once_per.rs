@@ -17,7 +17,7 @@ on_every_store!(a_success_makes_others_superfluous, |store| {
     assert!(!status(store, "job")["done_until"].is_null());
     let said = Lockrun::new(store).key("job").args(["--once-per", "10m", "-v"]).sh("echo ran").run();
     said.exited(0).printed("").said("skipped: a run that began ").said(" ago has succeeded (--once-per)");
-    // Each run applies its own period; one without `--once-per` runs in any case, and counts.
+    // Each run applies its own period; one without `--once-per` runs in any case.
     Lockrun::new(store).key("job").sh("echo ran").run().exited(0).printed("ran\n");
     attempt(store, "1s", ":").exited(0);
     eventually(LONG, "a second is over", || attempt(store, "1s", "echo ran").exited(0).stdout() == "ran\n");
@@ -40,6 +40,52 @@ on_every_store!(what_did_not_succeed_does_not_count, |store| {
     // A later run without `--once-per` that fails does not hide it.
     Lockrun::new(store).key("job").sh("exit 5").run().exited(5);
     attempt(store, "10m", "echo ran").exited(0).printed("");
+});
+
+// "Runs without the option (an editor under the lock, a reader) do not count."
+on_every_store!(only_runs_with_the_option_count, |store| {
+    Lockrun::new(store).key("job").sh("echo edited").run().exited(0).printed("edited\n");
+    Lockrun::new(store).key("job").arg("--shared").sh("echo read").run().exited(0).printed("read\n");
+    assert!(status(store, "job")["done_until"].is_null());
+    attempt(store, "10m", "echo ran").exited(0).printed("ran\n");
+    attempt(store, "10m", "echo ran").exited(0).printed("");
+});
+
+// "`prune --done KEY` forgets the success, so that the next run is wanted."
+on_every_store!(a_success_can_be_forgotten, |store| {
+    let forget = |key: &str| Lockrun::other("prune", store).args(["--done", key]).run().exited(0).silent();
+    forget("never-used").printed("");
+    attempt(store, "10m", ":").exited(0);
+    Lockrun::other("prune", store).arg("job").run().exited(75).said("lockrun prune --done KEY forgets its success");
+    // Also while another run holds the lock.
+    let holder = Holder::new(store, "job");
+    forget("job").printed("job\n");
+    forget("job").printed("");
+    holder.end();
+    assert!(status(store, "job")["done_until"].is_null());
+    attempt(store, "10m", "echo ran").exited(0).printed("ran\n");
+    attempt(store, "10m", "echo ran").exited(0).printed("");
+});
+
+// "A run that failed does not count": the next server that waits runs the job, also if the first one dies. Those that wait for a
+// run that succeeds skip it.
+on_every_store!(servers_that_wait_run_what_has_failed, |store| {
+    let call = |script: &str| {
+        let call = Lockrun::new(store).key("job").args(["--ttl", "2s", "--wait", "5m", "--once-per", "10m"]);
+        call.sh(script).spawn()
+    };
+    let mut dies = call("echo ready; exec sleep 600");
+    dies.wait_for_line("ready");
+    let mut fails = call("echo ready; exit 3");
+    fails.wait_until("a place", |_| hand::waiters(store, "job").len() == 1);
+    let mut runs = call("echo ran");
+    runs.wait_until("a place", |_| hand::waiters(store, "job").len() == 2);
+    let mut skips = call("echo ran");
+    skips.wait_until("a place", |_| hand::waiters(store, "job").len() == 3);
+    dies.kill_everything();
+    fails.wait().exited(3).printed("ready\n");
+    runs.wait().exited(0).printed("ran\n");
+    skips.wait().exited(0).printed("").silent();
 });
 
 // "A run that is still going on is held"; "decided in the same step as the acquisition, also when a wait ends".
@@ -66,7 +112,7 @@ on_every_store!(what_is_done_is_done_while_the_lock_is_held, |store| {
     let holder = Holder::new(store, "job");
     attempt(store, "10m", "echo ran").exited(0).printed("").silent();
     holder.end();
-    Lockrun::new(store).key("kept").args(["--keep", "--ttl", "10m"]).sh(":").run().exited(0);
+    Lockrun::new(store).key("kept").args(["--keep", "--ttl", "10m", "--once-per", "10m"]).sh(":").run().exited(0);
     let again = Lockrun::new(store).key("kept").args(["--once-per", "10m"]).sh("echo ran").run();
     again.exited(0).printed("").silent();
 });

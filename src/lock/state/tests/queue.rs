@@ -244,6 +244,7 @@ fn a_waiter_whose_run_is_not_needed_any_more_is_passed_by_and_woken() {
     let daily = Claim { once_per: Some(Duration::from_hours(20)), ..claim("b", 1) };
     lock.ask(&Ask { if_held: QUEUE, ..ask(&daily) });
     lock.wait("c", 1);
+    lock.state.holders[0].once_per_ms = Some(1);
     lock.release("a", DONE);
     assert_eq!((&lock.woken[..], lock.holders()), (&["b".to_owned(), "c".to_owned()][..], vec!["c"]));
     assert!(matches!(lock.ask(&ask(&daily)), Acquired::NotNeeded(RecentSuccess { began_ms: START, .. })));

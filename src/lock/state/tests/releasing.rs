@@ -153,6 +153,36 @@ fn a_success_counts_for_its_period() {
 }
 
 #[test]
+fn only_a_run_with_a_period_makes_others_superfluous() {
+    let mut lock = Lock::new();
+    let once = |name: &str| Claim { once_per: Some(Duration::from_mins(1)), ..claim(name, 1) };
+    lock.acquire("editor", 1);
+    lock.release("editor", DONE);
+    assert_eq!(slot(&lock.ask(&ask(&once("a")))), Some(0));
+    lock.release("a", DONE);
+    lock.pass(30_000);
+    lock.acquire("editor", 1);
+    lock.release("editor", DONE);
+    assert!(matches!(lock.ask(&ask(&once("b"))), Acquired::NotNeeded(RecentSuccess { began_ms: START, .. })));
+    lock.pass(30_000);
+    assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
+}
+
+#[test]
+fn a_success_can_be_forgotten() {
+    let mut lock = Lock::new();
+    let once = |name: &str| Claim { once_per: Some(Duration::from_mins(1)), ..claim(name, 1) };
+    assert!(!lock.state.forget_success().answer);
+    lock.ask(&ask(&once("a")));
+    lock.release("a", DONE);
+    assert!(lock.state.forget_success().answer);
+    assert!(!lock.state.forget_success().answer);
+    assert!(lock.state.is_prunable(Duration::ZERO, &lock.world));
+    assert_eq!(lock.state.success.map(|success| success.began_unix_ms), Some(START));
+    assert_eq!(slot(&lock.ask(&ask(&once("b")))), Some(0));
+}
+
+#[test]
 fn only_a_run_that_held_the_lock_until_it_succeeded_is_a_success() {
     let success = |release: Release, before: fn(&mut Lock)| {
         let mut lock = Lock::new();

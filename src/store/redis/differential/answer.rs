@@ -38,6 +38,7 @@ pub(super) enum Reader {
     Revoke,
     List,
     Prune,
+    ForgetSuccess,
     Nothing,
 }
 
@@ -100,6 +101,7 @@ impl Answer {
                 Err(_) => Answer::new(format!("not to be read: {reply:?}")),
             },
             (Reader::Prune, _) => Answer::new(format!("to be pruned: {}", *reply == Value::Int(1))),
+            (Reader::ForgetSuccess, _) => Answer::new(format!("forgotten: {}", *reply == Value::Int(1))),
             (Reader::Nothing, _) => Answer::default(),
             _ => Answer::new(format!("not to be read: {reply:?}")),
         }

@@ -78,6 +78,10 @@ impl<'a> Model<'a> {
                 self.line(step, self.run(&self.scripts.list, &[]), Reader::List, Answer::status(status), &[]);
             }
             Step::Prune { unused_for, really } => self.prune(step, *unused_for, *really),
+            Step::ForgetSuccess => {
+                let is_forgotten = Answer::new(format!("forgotten: {}", self.state.forget_success().answer));
+                self.line(step, self.run(&self.scripts.forget, &[]), Reader::ForgetSuccess, is_forgotten, &[]);
+            }
             Step::Forget => {
                 self.state = LockState::default();
                 self.unanswered(step, redis::cmd("FLUSHALL"));

@@ -4,7 +4,7 @@ use redis::{Arg, Cmd};
 
 use super::server::Server;
 use crate::store::redis::KEYS;
-use crate::store::redis::script::{ACQUIRE, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
+use crate::store::redis::script::{ACQUIRE, FORGET, LIST, PRUNE, RELEASE, RENEW, RESERVE, REVOKE, Script};
 
 /// The database of a history.
 const DATABASE: u32 = 0;
@@ -18,6 +18,7 @@ pub(super) struct Scripts {
     pub(super) revoke: String,
     pub(super) list: String,
     pub(super) prune: String,
+    pub(super) forget: String,
 }
 
 impl Scripts {
@@ -32,6 +33,7 @@ impl Scripts {
             revoke: of_lockrun(&REVOKE),
             list: of_lockrun(&LIST),
             prune: of_lockrun(&PRUNE),
+            forget: of_lockrun(&FORGET),
         }
     }
 }

@@ -63,6 +63,8 @@ pub(super) enum Step {
         unused_for: u64,
         really: bool,
     },
+    /// The successes because of which no other run is wanted are forgotten.
+    ForgetSuccess,
     /// The store loses all its data.
     Forget,
     /// This fence was the last.
@@ -186,6 +188,7 @@ impl Manner {
             35 => Step::Prune { unused_for: random.of(&[0, 1, 5_000, 60_000]), really: random.one_in(2) },
             36 if random.one_in(8) => Step::Forget,
             37 => Step::Look,
+            39 if random.one_in(4) => Step::ForgetSuccess,
             33..=34 | 38 => self.ask_again(model, random),
             _ => Step::Status,
         }

@@ -114,6 +114,7 @@ impl View {
             waiters: waiters.filter(|waiter| waiter.ends > now).collect(),
             success: last["done"].is_number().then(|| Success {
                 began_unix_ms: number(&last["done"]),
+                once_began_unix_ms: last["once"].is_number().then(|| number(&last["once"])),
                 until_unix_ms: last["till"].is_number().then(|| number(&last["till"])),
             }),
             last: last["who"].is_object().then(|| LastView {
