@@ -13,23 +13,25 @@
 //! |---|---|
 //! | who gets the lock, slots, repeated requests | `acquire.rs` |
 //! | which fence it gets | `fence.rs` |
-//! | the queue, places, hand-off, cancelling | `queue.rs` |
+//! | the queue: places, when a waiter looks, cancelling | `queue.rs` |
+//! | whom a free lock is handed to | `hand_off.rs` |
 //! | leases: expiry and renewal | `lease.rs` |
 //! | the end of a run, release by hand, the last run | `release.rs` |
 //! | revocation | `revoke.rs` |
 //! | sequences | `sequence.rs` |
 //! | status, pruning | `status.rs` |
-//! | a waiter that reads only the record | `waiting.rs` |
+//! | a waiter that reads only the record | `still_waiting.rs` |
 
 mod acquire;
 mod fence;
+mod hand_off;
 mod lease;
 mod queue;
 mod release;
 mod revoke;
 mod sequence;
 mod status;
-mod waiting;
+mod still_waiting;
 
 #[cfg(test)]
 mod histories;
@@ -52,7 +54,7 @@ pub use lease::{LeaseRecord, UNKNOWN_EPOCH, millis};
 pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState};
 pub use release::{Release, Retain};
 pub use sequence::{Wanted, integer};
-pub use waiting::{Ahead, Seen, look_again};
+pub use still_waiting::{Ahead, Seen, look_again};
 
 /// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix
 /// time.
@@ -191,8 +193,8 @@ pub struct LastRun {
 pub struct Success {
     /// When the latest of them acquired the lock, in Unix time.
     pub began_unix_ms: u64,
-    /// When the latest of those with a [`Claim::once_per`](crate::lock::claim::Claim::once_per) acquired it, in Unix time:
-    /// they alone make others superfluous.
+    /// When the latest of those with a [`Claim::once_per`](crate::lock::claim::Claim::once_per) acquired it, in Unix
+    /// time: they alone make others superfluous.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub once_began_unix_ms: Option<u64>,
     /// The latest end of a [`Claim::once_per`](crate::lock::claim::Claim::once_per) period of these runs, in Unix time.

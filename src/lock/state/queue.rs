@@ -1,4 +1,4 @@
-//! The queue, for stores without a queue of the kernel's: places, hand-off, cancelling.
+//! The queue, for stores without a queue of the kernel's: places, when a waiter looks, cancelling.
 //!
 //! A place in the queue is a lease: each request of the waiter that is answered "you wait" prolongs it, and at its end
 //! it is lost. Whatever frees the lock hands it off in the same step: it makes the first waiters that fit holders, and
@@ -6,8 +6,6 @@
 //!
 //! So the dead do not keep the lock for longer than one lease, however many have died: their leases and places all end
 //! within that.
-
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +91,7 @@ impl WaiterState {
 
     /// Returns the holder that the waiter becomes. Its lease ends when its place would have ended: that is what its
     /// last answer promised.
-    fn into_holder(self, slot: u32, fence: u64, now: Now) -> HolderState {
+    pub(super) fn into_holder(self, slot: u32, fence: u64, now: Now) -> HolderState {
         HolderState {
             token: self.token,
             fence,
@@ -198,51 +196,6 @@ impl LockState {
     /// Leaves the queue.
     pub(super) fn leave(&mut self, token: &Token) {
         self.waiters.retain(|waiter| waiter.token != *token);
-    }
-
-    /// Returns whether the lock may be held in this mode now, beside the holders.
-    pub fn has_room(&self, mode: Mode) -> bool {
-        let mut modes = self.holders.iter().map(|holder| holder.mode);
-        match mode {
-            _ if self.holders.iter().any(|holder| holder.purpose == Purpose::Unrecorded) => false,
-            Mode::Shared => modes.all(|mode| mode == Mode::Shared),
-            Mode::Slots(slots) => self.held() < slots && !modes.any(|mode| mode == Mode::Shared),
-        }
-    }
-
-    /// Makes the first waiters holders, in order, for as long as the next one fits beside the holders. A slot that it
-    /// cannot use, because it allows fewer holders, is not handed to those behind it. A waiter whose run is not needed
-    /// any more is removed. The request that asks gets the lease that it asks for.
-    ///
-    /// Adds the other waiters that this concerns to `woken`: they must be woken.
-    pub(super) fn hand_off(
-        &mut self,
-        asking: Option<&Ask<'_>>,
-        woken: &mut Vec<Token>,
-        now: Now,
-        view: &impl StoreView,
-    ) {
-        while let Some(waiter) = self.waiters.first().filter(|_| woken.len() < view.hand_offs_max()) {
-            if self.recent_success(waiter.once_per_ms.map(Duration::from_millis), now).is_some() {
-                woken.push(self.waiters.remove(0).token);
-                continue;
-            }
-            let mode = waiter.mode;
-            if !self.has_room(mode) {
-                break;
-            }
-            // Without a fence nobody can hold the lock: the next request reports it.
-            let Ok(fence) = self.next_fence(view) else { break };
-            let Some(slot) = self.free_slot(mode, view) else { break };
-            let waiter = self.waiters.remove(0);
-            if let Some(ask) = asking.filter(|ask| ask.claim.token == waiter.token) {
-                self.hold(ask, mode, slot, fence, None, view);
-                continue;
-            }
-            woken.push(waiter.token.clone());
-            self.fence = fence;
-            self.holders.push(waiter.into_holder(slot, fence, now));
-        }
     }
 
     /// Returns when the waiter in this place must look at the lock, although nothing wakes it: see [`look_at_ms`].

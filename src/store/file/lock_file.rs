@@ -6,7 +6,7 @@
 //! byte AT_TURNSTILE      locked by a run that waits at the turnstile, rather than just passing
 //! byte SLOTS + n         slot n: locked for as long as a run holds it
 //! byte SLOTS             locked shared by all runs that share the lock; each also has its own slot, from 1
-//! bytes of places.rs     locked by the runs that wait
+//! see waiter_bytes.rs    bytes that are locked by the runs that wait
 //! ```
 //!
 //! The bytes are far behind the record and are never written. Their locks belong to the open file, not to a process

@@ -38,7 +38,7 @@ const PASSING: Duration = Duration::from_millis(100);
 pub(super) struct PendingClaim {
     directory: Directory,
     file: LockFile,
-    /// The claim's place among the waiters (see places.rs), while it waits.
+    /// The claim's place among the waiters (see waiter_bytes.rs), while it waits.
     waits_at: Option<i64>,
     /// Whether the claim has the turnstile, and is the next to get the lock.
     is_next: bool,

@@ -5,7 +5,7 @@
 //!
 //! Each operation may be repeated under the same token. If the connection is lost during one, its outcome is unknown;
 //! but the next operation waits for the row that the lost one has locked, until the server has committed it or rolled
-//! it back.
+//! it back. [`operation`] decides what to do after each failure.
 
 mod batch;
 mod connection;
@@ -19,11 +19,11 @@ mod login;
 mod mismatch;
 mod operation;
 mod password;
-mod queued;
 mod reading;
 mod schema;
 mod server_error;
 mod url;
+mod waiter_row;
 mod waiting;
 mod writing;
 

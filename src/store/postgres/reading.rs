@@ -5,8 +5,8 @@ use super::connection::{Answer, Connection, Row};
 use super::failure::Failure;
 use super::mismatch::check_version;
 use super::operation::Attempt;
-use super::queued::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use super::schema::Tables;
+use super::waiter_row::{FIRST_WAITERS, MORE_WAITERS, Queued, WAITER_COLUMNS};
 use crate::lock::state::{LOOKERS, LockState, Now};
 use crate::lock::token::Token;
 use crate::store::engine::{Operation, Transition, View};
@@ -293,7 +293,7 @@ mod tests {
     use crate::lock::holder::Holder;
     use crate::lock::lease::Ttl;
     use crate::lock::state::{Applied, Ask, HolderState, IfHeld, LeaseRecord, Release, WaiterState};
-    use crate::store::postgres::queued::HAND_OFFS_MAX;
+    use crate::store::postgres::waiter_row::HAND_OFFS_MAX;
     use crate::store::{Acquired, Held};
 
     const NOW_MS: u64 = 1_800_000_000_000;

@@ -1,4 +1,4 @@
-//! Waiting in turn: a place in the lock's queue, and a mailbox at which to sleep.
+//! A waiter's mailbox, at which it sleeps until the lock is handed to it. Its place in the queue is acquire.lua's.
 
 use std::os::fd::AsFd;
 use std::slice;
