@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// All options, in the order of the help.
-const ALL: [Description; 42] = [
+const ALL: [Description; 43] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -251,6 +251,10 @@ const ALL: [Description; 42] = [
         name::EXPORT,
         OUTPUT,
         "Print shell assignments: LOCKRUN_KEY, LOCKRUN_TOKEN, LOCKRUN_FENCE, LOCKRUN_SLOT",
+    ),
+    option(name::LABEL, "TEXT", OUTPUT, "Who or why, for people: shown wherever the holder is named").more(
+        "Who or why, for people, in at most 200 bytes: shown in place of the user and the command line wherever the holder is named, \
+         in messages, `lockrun status` and events.",
     ),
     option(name::EVENTS, "FILE", OUTPUT, "Append events to FILE, one JSON object per line")
         .more(

@@ -23,6 +23,7 @@ pub const ON_LOST: &str = "on-lost";
 pub const DESCENDANTS: &str = "descendants";
 pub const STORE_TIMEOUT: &str = "store-timeout";
 pub const COMMAND_STRING: &str = "command";
+pub const LABEL: &str = "label";
 pub const EVENTS: &str = "events";
 pub const VERBOSE: &str = "verbose";
 pub const QUIET: &str = "quiet";

@@ -64,7 +64,7 @@ pub fn held() -> [Arg; 5] {
 }
 
 /// Returns the options for the lease, the command and the event log.
-pub fn lease_and_command() -> [Arg; 10] {
+pub fn lease_and_command() -> [Arg; 11] {
     [
         option(name::TTL),
         option(name::RENEW_EVERY),
@@ -74,6 +74,7 @@ pub fn lease_and_command() -> [Arg; 10] {
         option(name::MAX_RUNTIME),
         option(name::KILL_AFTER),
         option(name::DESCENDANTS),
+        option(name::LABEL),
         option(name::EVENTS),
         Arg::new(name::COMMAND).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()),
     ]

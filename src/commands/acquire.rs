@@ -60,7 +60,7 @@ impl Options {
                 request: own_token.is_some().then(Token::random),
                 token: own_token.unwrap_or_else(Token::random),
                 ttl,
-                holder: Holder::caller(),
+                holder: Holder::caller(settings.label()?),
                 mode: settings.mode_by_hand()?,
                 once_per: None,
                 by_hand: true,

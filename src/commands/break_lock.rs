@@ -25,7 +25,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     })?;
     let now = settings.typed_switch(name::NOW);
     let mut store = open(settings, None)?;
-    let revoked = store.revoke(&key, fence, &Holder::caller(), now);
+    let revoked = store.revoke(&key, fence, &Holder::caller(None), now);
     let key = escaped(key.as_str());
     let say = |text: &str| report::say(&format!("lock \"{key}\" {text}"));
     match revoked.with_context(|| format!("cannot break the lock \"{key}\"")) {

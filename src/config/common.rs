@@ -8,6 +8,7 @@ use super::layer::Layer;
 use super::settings::{Settings, UsageError, read_from};
 use crate::cli::{self, name};
 use crate::lock::claim::Mode;
+use crate::lock::holder::read_label;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
 use crate::lock::token::Token;
@@ -187,6 +188,11 @@ impl Settings<'_> {
     /// Returns for how long after the start of a successful run no other is needed, if it is set.
     pub fn once_per(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::ONCE_PER, nonzero_duration)
+    }
+
+    /// Returns the user's own words for who asks for the lock, or why, if they are set.
+    pub fn label(&self) -> Result<Option<String>, UsageError> {
+        Ok(self.value(name::LABEL, read_label)?.flatten())
     }
 
     /// Returns the store: `--store`, or the URL in the file that `--store-file` names.

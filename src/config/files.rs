@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Every option that a file can set: all options of a run except the key.
-const OPTIONS: [(&str, Kind); 24] = [
+const OPTIONS: [(&str, Kind); 25] = [
     (name::STORE, Kind::Text),
     (name::STORE_FILE, Kind::Text),
     (name::SLOTS, Kind::Number),
@@ -55,6 +55,7 @@ const OPTIONS: [(&str, Kind); 24] = [
     (name::MAX_RUNTIME, Kind::Duration),
     (name::KILL_AFTER, Kind::Duration),
     (name::DESCENDANTS, Kind::Text),
+    (name::LABEL, Kind::Text),
     (name::EVENTS, Kind::Text),
     (name::VERBOSE, Kind::Switch),
     (name::QUIET, Kind::Switch),

@@ -53,6 +53,8 @@ pub struct Plan {
     pub descendants: Descendants,
     /// COMMAND and its arguments.
     pub argv: Vec<OsString>,
+    /// The user's own words for who runs it, or why.
+    pub label: Option<String>,
     /// The file to which events are appended.
     pub events: Option<EventFile>,
     /// How much is printed.
@@ -118,6 +120,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
             })?
             .unwrap_or(Descendants::Leave),
         argv,
+        label: settings.label()?,
         events: settings.value_and_source(name::EVENTS, event_file)?.map(|(path, source)| EventFile { path, source }),
         verbosity: settings.verbosity()?,
     })

@@ -180,7 +180,13 @@ mod tests {
 
     #[test]
     fn the_holder_is_named() {
-        let holder = Holder { host: "web-1".into(), pid: 4242, user: "deploy".into(), command: "./report.sh".into() };
+        let holder = Holder {
+            host: "web-1".into(),
+            pid: 4242,
+            user: "deploy".into(),
+            command: "./report.sh".into(),
+            label: None,
+        };
         let message = crate::report::message::held_by(
             &Key::new("nightly-report".as_ref()).expect("is a key"),
             &Held { holder: Some(holder), since: Some(Duration::from_secs(192)), ..Held::default() },

@@ -1,11 +1,13 @@
 //! What a store records about a holder, so that people can find the process.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::parent_id;
+use std::path::Path;
 use std::process;
 
 use nix::unistd::{Uid, gethostname, getuid};
@@ -16,6 +18,9 @@ use crate::text::escape::{escaped, without_secrets, word_without_credentials};
 
 /// The longest command line that is recorded, in bytes.
 const COMMAND_MAX: usize = 512;
+
+/// The longest label, in bytes.
+const LABEL_MAX: usize = 200;
 
 /// A holder or waiter, as others see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +34,20 @@ pub struct Holder {
     pub user: String,
     /// The command line, shortened.
     pub command: String,
+    /// The user's own words for who it is, or why. People are shown these in place of the user and the command line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+}
+
+/// Reads a label. Returns `None` for an empty one: an unset variable describes nothing. The error says what is wrong.
+pub fn read_label(text: &str) -> Result<Option<String>, String> {
+    if text.len() > LABEL_MAX {
+        return Err(format!("is longer than {LABEL_MAX} bytes"));
+    }
+    if text.contains(char::is_control) {
+        return Err("has a control character in it".to_owned());
+    }
+    Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }
 
 impl Holder {
@@ -37,14 +56,15 @@ impl Holder {
         *self == Holder::default()
     }
 
-    /// Describes this process, which will run `argv`.
-    pub fn this_run(argv: &[OsString]) -> Self {
-        Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command: command_line(argv) }
+    /// Describes this process, which will run `argv`, with the user's `label` if there is one.
+    pub fn this_run(argv: &[OsString], label: Option<String>) -> Self {
+        let command = command_line(argv);
+        Holder { host: host_name(), pid: process::id(), user: user_name(getuid()), command, label }
     }
 
     /// Describes the process that called this one, for a lock acquired by hand: this process will soon be gone.
-    pub fn caller() -> Self {
-        Self::of_process(parent_id())
+    pub fn caller(label: Option<String>) -> Self {
+        Holder { label, ..Self::of_process(parent_id()) }
     }
 
     /// Describes the local process `pid` as far as /proc shows it. For a lockrun process, the command is the one that
@@ -63,22 +83,39 @@ impl Holder {
             pid,
             user: owner.map_or_else(|_| "unknown user".into(), user_name),
             command: command_line(command),
+            label: label_in(&words),
         }
     }
+}
+
+/// Returns the label on the command line of a lockrun process.
+fn label_in(words: &[OsString]) -> Option<String> {
+    Path::new(words.first()?).file_name().filter(|name| *name == "lockrun")?;
+    let mut words = words.iter().map(|word| word.to_string_lossy()).take_while(|word| word != "--");
+    let typed = words.find_map(|word| match word.strip_prefix("--label") {
+        Some("") => Some(None),
+        Some(attached) => attached.strip_prefix('=').map(|label| Some(label.to_owned())),
+        None => None,
+    })?;
+    let label = typed.or_else(|| words.next().map(Cow::into_owned))?;
+    read_label(&label).ok().flatten()
 }
 
 fn host_name() -> String {
     gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Formats the holder as in `web-1 pid 4242 (deploy: ./report.sh)`.
+/// Formats the holder as in `web-1 pid 4242 (deploy: ./report.sh)`, or with a label as in `ci-3 pid 18612 (pipeline 4711)`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unknown() {
             return f.write_str("a run that has left no name");
         }
-        let Holder { host, pid, user, command } = self;
-        write!(f, "{} pid {pid} ({}: {})", escaped(host), escaped(user), escaped(command))
+        let Holder { host, pid, user, command, label } = self;
+        match label {
+            Some(label) => write!(f, "{} pid {pid} ({})", escaped(host), escaped(label)),
+            None => write!(f, "{} pid {pid} ({}: {})", escaped(host), escaped(user), escaped(command)),
+        }
     }
 }
 
@@ -115,6 +152,22 @@ fn user_name(uid: Uid) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_label_is_short_and_plain() {
+        assert_eq!(read_label("pipeline 4711 by ana"), Ok(Some("pipeline 4711 by ana".to_owned())));
+        assert_eq!(read_label(""), Ok(None));
+        assert!(read_label(&"x".repeat(LABEL_MAX)).is_ok() && read_label(&"x".repeat(LABEL_MAX + 1)).is_err());
+        assert!(read_label("a\nb").is_err());
+        let found = |words: &[&str]| label_in(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(found(&["/usr/bin/lockrun", "--key", "k", "--label", "a b", "--", "x"]), Some("a b".to_owned()));
+        assert_eq!(found(&["lockrun", "--label=a", "x"]), Some("a".to_owned()));
+        for words in
+            [&["lockrun", "--", "x", "--label", "a"][..], &["docker", "--label", "a"], &["lockrun", "--label"], &[]]
+        {
+            assert_eq!(found(words), None, "{words:?}");
+        }
+    }
 
     #[test]
     fn a_command_line_is_readable_and_short() {

@@ -204,7 +204,7 @@ mod tests {
 
     /// Returns the fields of each event, over all its forms.
     fn fields() -> BTreeMap<String, BTreeSet<String>> {
-        let run = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
+        let run = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into(), label: Some("l".into()) };
         let span = Duration::from_secs(1);
         let without_place = Held { holder: Some(run.clone()), since: Some(span), ..Held::default() };
         let held = Held { place: Some(1), ..without_place.clone() };

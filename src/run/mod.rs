@@ -86,7 +86,7 @@ fn claim(plan: &Plan) -> Claim {
         key: plan.key.clone(),
         token: Token::random(),
         ttl: if plan.expires { Ttl::Lasts(plan.terms.ttl) } else { Ttl::None },
-        holder: Holder::this_run(&plan.argv),
+        holder: Holder::this_run(&plan.argv, plan.label.clone()),
         mode: plan.mode,
         once_per: plan.once_per,
         by_hand: false,

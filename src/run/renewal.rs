@@ -125,7 +125,8 @@ mod tests {
 
     #[test]
     fn a_lease_that_is_refused_is_given_up_at_once_for_that_reason() {
-        let by = Holder { host: "web-1".into(), pid: 7, user: "op".into(), command: "lockrun break".into() };
+        let by =
+            Holder { host: "web-1".into(), pid: 7, user: "op".into(), command: "lockrun break".into(), label: None };
         for (answer, why) in [
             (Renewed::NotMine(None), "it is not ours any more: nobody holds it".to_owned()),
             (Renewed::Revoked(by.clone()), format!("it was revoked by {by}")),

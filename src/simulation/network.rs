@@ -47,6 +47,8 @@ pub enum Ask {
 
 /// A message from the server.
 #[derive(Clone, Debug)]
+// There are few at a time.
+#[allow(clippy::large_enum_variant)]
 pub enum Letter {
     /// The answer to the request with this number.
     Answer { to: u64, answer: Answer },

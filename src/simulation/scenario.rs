@@ -87,7 +87,7 @@ impl Scenario {
             key: Key::new("k".as_ref()).expect("is a key"),
             token: Token::parse(&format!("{run}")).expect("is a token"),
             ttl: Ttl::Lasts(terms.ttl),
-            holder: Holder { host: format!("host-{lane}"), pid: 1, user: String::new(), command: String::new() },
+            holder: Holder { host: format!("host-{lane}"), pid: 1, ..Holder::default() },
             mode,
             once_per: None,
             by_hand: false,

@@ -134,7 +134,7 @@ pub(super) fn claim() -> Claim {
         key: Key::new("k".as_ref()).expect("is a key"),
         token: Token::parse("ours").expect("is a token"),
         ttl: Ttl::Lasts(Duration::from_secs(30)),
-        holder: Holder { host: "us".into(), pid: 1, user: "u".into(), command: "c".into() },
+        holder: Holder { host: "us".into(), pid: 1, user: "u".into(), command: "c".into(), label: None },
         mode: Mode::EXCLUSIVE,
         once_per: None,
         by_hand: false,

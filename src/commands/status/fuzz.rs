@@ -26,7 +26,7 @@ pub fn status(data: &[u8]) {
         u64::from_le_bytes(bytes)
     };
     let half = |at| u32::try_from(number(at) >> 32).unwrap_or_default();
-    let who = |at| Holder { host: text(at), pid: half(at), user: text(at + 1), command: text(at + 2) };
+    let who = |at| Holder { host: text(at), pid: half(at), user: text(at + 1), command: text(at + 2), label: None };
     let holding = |at: usize| HolderStatus {
         who: who(at),
         since_ms: number(at),

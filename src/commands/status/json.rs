@@ -88,9 +88,9 @@ fn past(past: &LastRun) -> Value {
 /// Prepends the fields of a holder.
 fn with(who: &Holder, fields: Value) -> Value {
     let mut all = if who.is_unknown() {
-        json!({ "host": null, "pid": null, "user": null, "command": null })
+        json!({ "host": null, "pid": null, "user": null, "command": null, "label": null })
     } else {
-        json!({ "host": who.host, "pid": who.pid, "user": who.user, "command": who.command })
+        json!({ "host": who.host, "pid": who.pid, "user": who.user, "command": who.command, "label": who.label })
     };
     if let (Value::Object(all), Value::Object(fields)) = (&mut all, fields) {
         all.extend(fields);
@@ -122,7 +122,7 @@ mod tests {
     // The documentation lists every field, and no others.
     #[test]
     fn every_field_is_documented() {
-        let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into() };
+        let who = Holder { host: "h".into(), pid: 1, user: "u".into(), command: "c".into(), label: None };
         let holding = HolderStatus { who: who.clone(), ..HolderStatus::default() };
         let waiting = WaiterStatus { who: who.clone(), since_ms: None };
         let past = LastRun { who, started_unix_ms: 1, ended_unix_ms: 2, ending: None };

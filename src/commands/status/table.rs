@@ -157,7 +157,7 @@ mod tests {
     use std::time::Duration;
 
     fn held(key: &str, command: &str) -> KeyStatus {
-        let who = Holder { host: "web-1".into(), pid: 7, user: "deploy".into(), command: command.into() };
+        let who = Holder { host: "web-1".into(), pid: 7, user: "deploy".into(), command: command.into(), label: None };
         let holding = HolderStatus {
             who,
             since_ms: 1_000,

@@ -36,7 +36,7 @@ fn hand_off(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
         key: key.clone(),
         token: Token::random(),
         ttl: Ttl::Lasts(TTL),
-        holder: Holder::this_run(&["doctor".into()]),
+        holder: Holder::this_run(&["doctor".into()], None),
         mode: Mode::EXCLUSIVE,
         once_per: None,
         by_hand: true,

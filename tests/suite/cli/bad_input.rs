@@ -18,6 +18,7 @@ const BAD_OPTIONS: &[Case<'static>] = &[
     (&["--frobnicate"], "--frobnicate"),
     (&["-Z"], "-Z"),
     (&["--ttl", "soon"], "soon"),
+    (&["--label", "two\nlines"], "--label: has a control character in it"),
     (&["--ttl", ""], "ttl"),
     (&["--ttl", "-1"], "-1"),
     (&["--ttl=-1s"], "-1s"),

@@ -62,6 +62,36 @@ on_every_store!(holders_are_described, |store| {
     });
 });
 
+// "`--label TEXT`: who or why, for people: shown wherever the holder is named (`held by`, `status`, events)."
+on_every_store!(a_label_is_shown, |store| {
+    let directory = TempDir::new().expect("a temporary directory");
+    let events = directory.path().join("events");
+    let (of_holder, of_waiter) = ("pipeline 4711 by ana", "pipeline 4712 by bo");
+    let call = |label: &str| Lockrun::new(store).key("labelled").args(["--label", label]);
+    let holder = Holder::with(&call(of_holder).arg("--events").arg(&events), &[]);
+    let waiter = call(of_waiter).arg("--wait").command(["true"]).spawn();
+    until_waiting(store, "labelled", 1);
+    let held = format!(" pid {} ({of_holder}) for ", holder.pid());
+    Lockrun::new(store).key("labelled").arg("--fail").command(["true"]).run().exited(75).said(&held);
+    let told = status(store, "labelled");
+    assert_eq!(
+        (&told["holders"][0]["label"], &told["waiters"][0]["label"]),
+        (&json!(of_holder), &json!(of_waiter)),
+        "{told}"
+    );
+    let page = read(store, &["--key", "labelled"]).exited(75).stdout();
+    assert!(page.contains(of_holder) && page.contains(of_waiter), "{page}");
+    assert!(read(store, &[]).exited(0).stdout().contains(of_holder));
+    holder.end();
+    waiter.wait().exited(0).silent();
+    assert_eq!(status(store, "labelled")["last"]["label"], json!(of_waiter));
+    let lines = std::fs::read_to_string(&events).expect("the events");
+    assert!(lines.lines().all(|line| line.contains(&format!("\"label\":\"{of_holder}\""))), "{lines}");
+    let token_of_it = token(store, "labelled", &["--ttl", "10m", "--label", "a deployment"]);
+    assert_eq!(status(store, "labelled")["holders"][0]["label"], json!("a deployment"));
+    release(store, "labelled", &token_of_it).exited(0);
+});
+
 // "The last run (host, user, started, ended, status or signal)."
 on_every_store!(the_last_run_is_known, |store| {
     let last = |script: &str| {
