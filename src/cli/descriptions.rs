@@ -206,9 +206,10 @@ const ALL: [Description; 43] = [
         )
         .values(&["kill", "warn"]),
     option(name::ONCE_PER, "DURATION", LOCK, "Exit 0, silently, if a run with this option that began less than DURATION ago has ended with 0").more(
-        "Exit 0, silently, instead of running COMMAND, if a run under this key that began less than DURATION ago, by the store's \
-         clock, has ended with 0. A run that failed, was stopped or lost its lock does not count, and one that is still going on holds \
-         the lock. This is for the same crontab on several servers, whose clocks differ: give a little less than the period.",
+        "Exit 0, silently, instead of running COMMAND, if a run under this key that had this option, too, and began less than DURATION \
+         ago, by the store's clock, has ended with 0. A run that failed, was stopped or lost its lock does not count, and one that is still going on holds \
+         the lock. This is for the same crontab on several servers, whose clocks differ: give the period, less an hour for the change to summer \
+         time, less the latest start of a run, such as 20h for a daily job.",
     ),
     option(name::MIN_HOLD, "DURATION", LEASE, "Hold the lock at least this long, even if COMMAND ends sooner").more(
         "Hold the lock at least this long from its acquisition, even if COMMAND ends sooner. lockrun itself ends with COMMAND. \

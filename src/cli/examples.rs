@@ -8,7 +8,7 @@ pub const OF_A_RUN: [(&str, &str); 3] = [
     ("lockrun --key backup -- ./backup.sh", "Run a backup, unless one is running on this machine"),
     ("lockrun --key deploy --wait 10m -- ./deploy.sh", "Wait in turn for the last deployment, ten minutes at most"),
     (
-        "lockrun --store redis://HOST --key report --skip --once-per 23h -- report.sh",
+        "lockrun --store redis://HOST --key report --wait 5m --once-per 20h -- report.sh",
         "The same crontab on all servers: one of them runs the job, once a day",
     ),
 ];

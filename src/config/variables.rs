@@ -35,7 +35,7 @@ pub fn check(name: &OsStr) -> Result<(), UsageError> {
     let longer = || names().find(|name| !typed.is_empty() && name.ends_with(&format!("_{typed}")));
     let meant = match alike(typed, names()).or_else(longer) {
         Some(meant) => format!("the nearest is {PREFIX}{meant}: rename it or unset it"),
-        None => "unset it; `lockrun --help` lists those there are".to_owned(),
+        None => "unset it; `lockrun --help` names those that it has".to_owned(),
     };
     // A name with other characters may be a store's address.
     let is_plain = name.to_str().is_some_and(is_plain_word);

@@ -1,13 +1,11 @@
 //! What a store records about a holder, so that people can find the process.
 
-use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::parent_id;
-use std::path::Path;
 use std::process;
 
 use nix::unistd::{Uid, gethostname, getuid};
@@ -83,22 +81,9 @@ impl Holder {
             pid,
             user: owner.map_or_else(|_| "unknown user".into(), user_name),
             command: command_line(command),
-            label: label_in(&words),
+            label: None,
         }
     }
-}
-
-/// Returns the label on the command line of a lockrun process.
-fn label_in(words: &[OsString]) -> Option<String> {
-    Path::new(words.first()?).file_name().filter(|name| *name == "lockrun")?;
-    let mut words = words.iter().map(|word| word.to_string_lossy()).take_while(|word| word != "--");
-    let typed = words.find_map(|word| match word.strip_prefix("--label") {
-        Some("") => Some(None),
-        Some(attached) => attached.strip_prefix('=').map(|label| Some(label.to_owned())),
-        None => None,
-    })?;
-    let label = typed.or_else(|| words.next().map(Cow::into_owned))?;
-    read_label(&label).ok().flatten()
 }
 
 fn host_name() -> String {
@@ -159,14 +144,6 @@ mod tests {
         assert_eq!(read_label(""), Ok(None));
         assert!(read_label(&"x".repeat(LABEL_MAX)).is_ok() && read_label(&"x".repeat(LABEL_MAX + 1)).is_err());
         assert!(read_label("a\nb").is_err());
-        let found = |words: &[&str]| label_in(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert_eq!(found(&["/usr/bin/lockrun", "--key", "k", "--label", "a b", "--", "x"]), Some("a b".to_owned()));
-        assert_eq!(found(&["lockrun", "--label=a", "x"]), Some("a".to_owned()));
-        for words in
-            [&["lockrun", "--", "x", "--label", "a"][..], &["docker", "--label", "a"], &["lockrun", "--label"], &[]]
-        {
-            assert_eq!(found(words), None, "{words:?}");
-        }
     }
 
     #[test]

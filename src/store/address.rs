@@ -212,7 +212,7 @@ fn hide_values(rest: &str) -> String {
 
 /// Returns whether the value of a parameter may be shown.
 fn is_harmless(name: &str, value: &str) -> bool {
-    let is_known = KINDS.iter().any(|kind| kind.parameters.split(' ').any(|known| known == name));
+    let is_known = KINDS.iter().any(|kind| kind.parameters.contains(&name));
     let is_of_its_kind = match name {
         "user" | "sentinel_user" => decoded(value).is_ok_and(|value| !value.contains(':')),
         "port" | "db" => value.split(',').all(|part| part == "0" || port_number(part).is_ok()),

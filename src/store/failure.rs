@@ -17,7 +17,12 @@ use crate::text::escape::escaped;
 #[derive(Clone, Debug)]
 pub enum Failure<R> {
     /// The server could not be reached, so it has seen nothing of the request.
-    Unreachable(String),
+    Unreachable {
+        /// Why.
+        why: String,
+        /// What to do, as a suffix of the message; empty if that is not known.
+        advice: String,
+    },
     /// The process has no descriptor or memory left for a connection.
     NoResources(String),
     /// The process cannot wait for the answer.
@@ -100,7 +105,7 @@ impl<R: Rejection> Failure<R> {
             (Some(alert), _) => Failure::BadCertificate(alert),
             // This does not pass by itself.
             (None, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Failure::NoResources(error.to_string()),
-            (None, _) => Failure::Unreachable(format!("{error}{}", after_handshake(error, server))),
+            (None, _) => Failure::Unreachable { why: error.to_string(), advice: after_handshake(error, server) },
         }
     }
 
@@ -133,7 +138,7 @@ impl<R: Rejection> Failure<R> {
             | Failure::Demoted(_)
             | Failure::Other(..) => true,
             Failure::Rejected(rejection) => rejection.leaves_outcome_open(),
-            Failure::Unreachable(_)
+            Failure::Unreachable { .. }
             | Failure::NoResources(_)
             | Failure::NoWait(_)
             | Failure::BadCertificate(_)
@@ -155,7 +160,7 @@ impl<R: Rejection> Failure<R> {
     /// Returns whether, and how soon, to try again.
     pub fn retry_class(&self) -> RetryClass {
         match self {
-            Failure::Unreachable(_)
+            Failure::Unreachable { .. }
             | Failure::Closed
             | Failure::HungUp
             | Failure::Silent
@@ -179,7 +184,8 @@ impl<R: Rejection> Failure<R> {
     /// Describes the failure: what failed, on what, and what to do about it where that is known.
     pub fn explain(&self, server: &R::Server) -> StoreError {
         match self {
-            Failure::Unreachable(why) | Failure::NoResources(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
+            Failure::Unreachable { why, advice } => anyhow!("cannot reach {server}: {}{advice}", escaped(why)),
+            Failure::NoResources(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::BadCertificate(alert) if has_identity(server) => anyhow!(
                 "{server} rejects the client's certificate (TLS alert {alert}); check cert=FILE and key=FILE in the \

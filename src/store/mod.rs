@@ -45,8 +45,8 @@ static KINDS: [Kind; 4] = [file::KIND, redis::KIND, postgres::KIND, etcd::KIND];
 struct Kind {
     /// The beginnings of its URLs, as messages spell them.
     schemes: &'static [&'static str],
-    /// The parameters that its URLs may have and whose values are no secrets, with blanks between them.
-    parameters: &'static str,
+    /// The parameters that its URLs may have and whose values are no secrets.
+    parameters: &'static [&'static str],
     /// Whether its locks are leases, which expire unless they are renewed.
     has_leases: bool,
     /// Parses a URL that begins with one of the schemes. Connects to nothing and opens nothing. The error says what is

@@ -141,13 +141,18 @@ impl Client {
 
     /// Returns the failure that says most about why no member has answered.
     fn worst(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
-        let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable(_)));
+        let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable { .. }));
         if all_unreachable && failures.len() > 1 {
-            let why = |(at, failure): &(usize, Failure)| match failure {
-                Failure::Unreachable(why) => (self.cluster.members[*at].to_string(), why.clone()),
-                _ => unreachable!("all are"),
-            };
-            return Failure::Unreachable(in_one_line(failures.iter().map(why)));
+            let (mut reasons, mut advice) = (Vec::new(), Vec::new());
+            for (at, failure) in failures {
+                let Failure::Unreachable { why, advice: what_to_do } = failure else { continue };
+                reasons.push(format!("{}: {why}", self.cluster.members[at]));
+                // The same for several members is said once.
+                if !advice.contains(&what_to_do) {
+                    advice.push(what_to_do);
+                }
+            }
+            return Failure::Unreachable { why: reasons.join("; "), advice: advice.concat() };
         }
         let rank = |failure: &Failure| match failure {
             Failure::Rejected(rejection) if !rejection.is_of_proxy() => 3,
@@ -289,19 +294,6 @@ fn member_ms(our_ms: u64, date: u64) -> u64 {
     our_ms.clamp(least, least.saturating_add(DATE_DOUBT_MS))
 }
 
-/// Returns why each of these members cannot be reached. What to do about it, after a semicolon, is said once if it is
-/// the same for all.
-fn in_one_line(members: impl Iterator<Item = (String, String)>) -> String {
-    let (mut reasons, mut advice) = (Vec::new(), Vec::new());
-    for (member, why) in members {
-        let (reason, what_to_do) =
-            why.split_once("; ").map_or((why.as_str(), None), |(why, advice)| (why, Some(advice)));
-        reasons.push(format!("{member}: {reason}"));
-        advice.extend(what_to_do.map(str::to_owned).filter(|what_to_do| !advice.contains(what_to_do)));
-    }
-    reasons.into_iter().chain(advice).collect::<Vec<_>>().join("; ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,9 +302,11 @@ mod tests {
 
     #[test]
     fn the_same_advice_is_said_once() {
-        let why = |member: &str, why: &str| (member.to_owned(), why.to_owned());
-        let all = [why("a", "no TLS; write etcd://"), why("b", "refused"), why("c", "no TLS; write etcd://")];
-        assert_eq!(in_one_line(all.into_iter()), "a: no TLS; b: refused; c: no TLS; write etcd://");
+        let Ok(client) = Client::new(parse("etcd://a,b,c").expect("is right")) else { panic!("needs no files") };
+        let failure = |why: &str, advice: &str| Failure::Unreachable { why: why.into(), advice: advice.into() };
+        let all = ["; write etcd://", "", "; write etcd://"].map(|advice| failure("no", advice));
+        let worst = client.worst(all.into_iter().enumerate().collect()).explain(&client.cluster).to_string();
+        assert!(worst.ends_with(": a:2379: no; b:2379: no; c:2379: no; write etcd://"), "{worst}");
     }
 
     #[test]

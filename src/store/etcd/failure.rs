@@ -187,7 +187,7 @@ impl Failure {
     /// Returns whether another member may answer the same request.
     pub(super) fn is_of_member(&self) -> bool {
         match self {
-            Failure::Unreachable(_)
+            Failure::Unreachable { .. }
             | Failure::Closed
             | Failure::HungUp
             | Failure::Silent

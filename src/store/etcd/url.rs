@@ -10,7 +10,7 @@ use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["etcd://", "etcds://"],
-    parameters: "prefix ca cert key",
+    parameters: &["prefix", "ca", "cert", "key"],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };

@@ -43,10 +43,10 @@ impl LockFile {
     /// Locks the record, reads the state and calls `view`.
     pub(super) fn look<T>(
         &self,
-        view: impl FnOnce(&LockState, &KernelView<'_>) -> Result<T, StoreError>,
+        answer: impl FnOnce(&LockState, &KernelView<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.lock_record()?;
-        let result = self.look_locked(view);
+        let result = self.look_locked(answer);
         self.unlock_record(result)
     }
 

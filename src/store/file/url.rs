@@ -10,7 +10,7 @@ use crate::store::url::{AFTER_PATHS, Parameters, check_separators, decoded_path,
 use crate::store::{Backend, Kind, Location};
 
 pub(in crate::store) const KIND: Kind =
-    Kind { schemes: &["file:"], parameters: "group", has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
+    Kind { schemes: &["file:"], parameters: &["group"], has_leases: false, parse: |url| Ok(Box::new(parse(url)?)) };
 
 /// A directory (`None`: the default one), and the group that shares it, if one does.
 #[derive(Debug, PartialEq, Eq)]

@@ -69,8 +69,8 @@ pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Resu
         failure.explain(&Server { hosts: vec![Endpoint::clone(endpoint)], ..server.clone() }).to_string()
     };
     let why: Vec<String> = failures.iter().map(explain).collect();
-    let retry_class = failures.iter().map(|(_, failure)| failure.retry_class());
-    let retry_class = retry_class.max().unwrap_or(RetryClass::Unavailable);
+    let retry_classes = failures.iter().map(|(_, failure)| failure.retry_class());
+    let retry_class = retry_classes.max().unwrap_or(RetryClass::Unavailable);
     Err(Failure::Unsent(retry_class, why.join("; ")))
 }
 
@@ -341,7 +341,7 @@ impl Login<'_> {
             }
             _ => "",
         };
-        Failure::Unreachable(format!("{error}{advice}"))
+        Failure::Unreachable { why: error.to_string(), advice: advice.into() }
     }
 }
 

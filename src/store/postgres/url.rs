@@ -26,8 +26,24 @@ pub(super) use encryption::{Binding, Encryption};
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],
-    parameters: "schema sslmode ssl channel_binding target_session_attrs application_name connect_timeout host port \
-                 user ca cert key sslrootcert sslcert sslkey",
+    parameters: &[
+        "schema",
+        "sslmode",
+        "ssl",
+        "channel_binding",
+        "target_session_attrs",
+        "application_name",
+        "connect_timeout",
+        "host",
+        "port",
+        "user",
+        "ca",
+        "cert",
+        "key",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+    ],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };

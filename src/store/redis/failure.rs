@@ -180,9 +180,10 @@ impl Failure {
     /// Returns whether no server has run any part of the request, or will.
     pub(super) fn cannot_have_run(&self) -> bool {
         match self {
-            Failure::Unreachable(_) | Failure::NoResources(_) | Failure::BadCertificate(_) | Failure::Unsent(..) => {
-                true
-            }
+            Failure::Unreachable { .. }
+            | Failure::NoResources(_)
+            | Failure::BadCertificate(_)
+            | Failure::Unsent(..) => true,
             Failure::Rejected(refused) => !refused.may_have_run,
             _ => false,
         }

@@ -22,7 +22,7 @@ pub(in crate::store) const KIND: Kind = Kind {
         "redis+cluster://",
         "rediss+cluster://",
     ],
-    parameters: "prefix ca cert key db grace sentinel_user",
+    parameters: &["prefix", "ca", "cert", "key", "db", "grace", "sentinel_user"],
     has_leases: true,
     parse: |url| Ok(Box::new(parse(url)?)),
 };
