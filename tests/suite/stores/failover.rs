@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::support::calm::{in_time, judge, late};
+use crate::support::calm::{held_in_time, in_time, judge, late};
 use crate::support::deadline::happens_within;
-use crate::support::failover::{Cluster, FAILED_OVER, Service, cut_off_replicas, cut_off_sentinels, is_replicated};
+use crate::support::failover::{
+    Cluster, FAILED_OVER, Replicated as _, Service, cut_off_replicas, cut_off_sentinels, is_replicated,
+};
 use crate::support::processes::{children, send};
 use crate::support::tls::Certificates;
 use crate::support::{Holder, LONG, LeaseServer, Lockrun, Redis, Running, eventually, memory, redis_keys, witness};
@@ -411,22 +413,26 @@ const AHEAD: u64 = 50_000;
 // minute, and which lacks the newest acquisitions.
 #[test]
 fn the_fence_grows_with_each_failover() {
+    judge(fence_across_failovers);
+}
+
+fn fence_across_failovers() {
     let service = Service::replicated();
-    service.hurry();
     let call = Lockrun::at(&service.url()).key("k").args(["--ttl", "2s", "--store-timeout", "300ms"]);
     let run = || {
         let call = call.clone().args(["--wait", "2m"]).sh("echo $LOCKRUN_FENCE");
         call.run().exited(0).stdout().trim().parse::<u64>().expect("a number")
     };
     let mut last = run();
-    is_replicated(service.first(), 2);
     let mut replaced = Vec::new();
     while replaced.len() < 2 {
+        eventually(FAILED_OVER, "the primary has a replica", || service.is_whole());
         let primary = service.primary();
         is_replicated(primary, 2 - replaced.len());
         cut_off_replicas(primary);
         primary.ask(&["SET", &redis_keys::fence("k"), &(run() + AHEAD).to_string()]);
         let unknown = run();
+        held_in_time(service.primary().port() == primary.port(), "the primary stays until it is killed");
         assert!(unknown > last + AHEAD, "{unknown} is not ahead of {last}");
         replaced.push(primary.port());
         primary.kill();

@@ -8,6 +8,9 @@ use super::calm::late;
 /// Longer than any working operation takes, even on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
+/// The longest pause between two looks at a condition: many tests look at once, and each look costs.
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
 /// Waits until `condition` holds. Fails the test if it does not within `limit`.
 #[track_caller]
 pub(crate) fn eventually(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
@@ -37,7 +40,7 @@ fn find_within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Optio
             return found;
         }
         thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
+        pause = (pause * 2).min(PAUSE);
     }
 }
 

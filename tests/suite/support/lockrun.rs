@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::birth::Birth;
-use super::deadline::{LONG, eventually, eventually_some};
+use super::deadline::{self, LONG, eventually, eventually_some};
 use super::output::{Output, fail, read, text};
 use super::processes::{self, MARK, PATH};
 use super::reasons;
@@ -327,8 +327,8 @@ impl Running {
             if seen(self) {
                 return true;
             }
-            let (stdout, stderr) = (self.stdout(), self.stderr());
             if let Some(status) = ended {
+                let (stdout, stderr) = (self.stdout(), self.stderr());
                 fail(&stderr, &format!("{} ended without {wanted:?}, {status}: {stdout:?} {stderr:?}", self.what));
             }
             ended = self.child.try_wait().expect("our own child");
@@ -362,10 +362,10 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("our own child") {
                 break status;
             }
-            let (stdout, stderr) = (self.stdout(), self.stderr());
-            assert!(self.started.elapsed() < LONG * 2, "{} does not end; so far: {stdout:?} {stderr:?}", self.what);
+            let is_late = self.started.elapsed() > LONG * 2;
+            assert!(!is_late, "{} does not end; so far: {:?} {:?}", self.what, self.stdout(), self.stderr());
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(10));
+            pause = (pause * 2).min(deadline::PAUSE);
         };
         self.output(status)
     }

@@ -1,48 +1,35 @@
-//! A command that is hard to end and records when it lived, and checks of such records.
+//! A command that is hard to end and records when it lived (`witness.c`), and checks of such records.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::sync::LazyLock;
 
 use super::deadline::{LONG, eventually};
 use super::lockrun::Running;
-use super::processes::find_program;
 
-/// Ignores TERM, HUP, INT and QUIT, prints `ready`, and appends the time of the boot clock every few milliseconds.
-/// With `fork` a child does the same, with `setsid` another one in a session of its own.
-const SCRIPT: &str = "
-import os, signal, sys, time
-path, tag = sys.argv[1], sys.argv[2]
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-    signal.signal(number, signal.SIG_IGN)
-log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-def stamp():
-    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    os.write(log, b'%s %d %d\\n' % (tag.encode(), os.getpid(), now))
-leader = True
-for what in sys.argv[3:]:
-    if leader and os.fork() == 0:
-        leader = False
-        if what == 'setsid':
-            os.setsid()
-stamp()
-if leader:
-    print('ready', flush=True)
-while True:
-    time.sleep(0.003)
-    stamp()
-";
+/// The program. In C, because an interpreter that wakes up so often takes a third of the processors' time in a test run.
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/support/witness.c");
+
+/// Returns the path of the compiled program. Each test run compiles it once.
+fn program() -> &'static str {
+    static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+        let path = format!("{}/witness", env!("CARGO_TARGET_TMPDIR"));
+        // Another test run may be executing the old one, or compiling it, too.
+        let new = format!("{path}.{}", std::process::id());
+        let compiled = Command::new("cc").args(["-O1", "-o", &new, SOURCE]).status().expect("cc(1) is there");
+        assert!(compiled.success(), "{SOURCE} is compiled");
+        fs::rename(&new, &path).expect("our own directory");
+        path
+    });
+    &PROGRAM
+}
 
 /// Returns the words of a command that appends stamps to a file under this tag for as long as it lives.
 pub(crate) fn command(file: &Path, tag: &str, children: &[&str]) -> Vec<String> {
-    let python = find_program("python3");
-    let words = [python.as_path(), Path::new("-c"), Path::new(SCRIPT), file];
-    words
-        .iter()
-        .map(|word| word.to_str().expect("a plain path").to_owned())
-        .chain([tag.to_owned()])
-        .chain(children.iter().map(|&one| one.to_owned()))
-        .collect()
+    let words = [program(), file.to_str().expect("a plain path"), tag];
+    words.iter().chain(children).map(|&word| word.to_owned()).collect()
 }
 
 /// When the processes of one tag lived, in nanoseconds of the boot clock.
