@@ -79,7 +79,7 @@ impl Description {
 }
 
 /// All options, in the order of the help.
-const ALL: [Description; 43] = [
+const ALL: [Description; 44] = [
     option(name::KEY, "KEY", LOCK, "The lock's name")
         .more(
             "The lock's name: 1 to 512 bytes of UTF-8 without control characters. One that begins with - must be written --key=-x, \
@@ -195,8 +195,20 @@ const ALL: [Description; 43] = [
     .more(
         "The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]\n\n\
          A request for the lock that is not answered is then cancelled. If the store does not answer that either, lockrun ends \
-         with status 69: after twice this time at the latest, counted from its start, or, if it has waited, after about two and a half \
+         with status 69: if it does not try again (--store-retry), after twice this time at the latest, counted from its start, or, if it has waited, after about two and a half \
          times this, counted from the end of the wait.",
+    ),
+    option(
+        name::STORE_RETRY,
+        "DURATION",
+        HELD,
+        "How long to go on trying a store that is away  [default: 0; with --wait 1m]",
+    )
+    .more(
+        "How long to go on trying a store that cannot be reached, restarts, fails over, or whose name does not resolve, before COMMAND \
+         has started; then exit 69 [default: 0; with --wait 1m]\n\n\
+         It never takes longer than the wait itself. A store that rejects the request, for instance because the password is wrong, is not \
+         tried again.",
     ),
     option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(
@@ -259,8 +271,8 @@ const ALL: [Description; 43] = [
     ),
     option(name::EVENTS, "FILE", OUTPUT, "Append events to FILE, one JSON object per line")
         .more(
-            "Append events to FILE, one JSON object per line: waiting, acquired, started, held, skipped, lost, killed, \
-             finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
+            "Append events to FILE, one JSON object per line: waiting, acquired, started, held, skipped, outage, recovered, lost, \
+             killed, finished, released, kept, interrupted, failed. Each has the time, the event, the key, host, pid, user and \
              command, and its own details.\n\n\
              Many runs can share FILE, which is created with mode 0600. If another user could have chosen the file, the run is \
              refused (status 64). If it cannot be opened or written, or not at once, lockrun warns once and the run \

@@ -22,6 +22,7 @@ pub const MAX_RUNTIME: &str = "max-runtime";
 pub const ON_LOST: &str = "on-lost";
 pub const DESCENDANTS: &str = "descendants";
 pub const STORE_TIMEOUT: &str = "store-timeout";
+pub const STORE_RETRY: &str = "store-retry";
 pub const COMMAND_STRING: &str = "command";
 pub const LABEL: &str = "label";
 pub const EVENTS: &str = "events";

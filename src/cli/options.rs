@@ -64,11 +64,12 @@ pub fn held() -> [Arg; 5] {
 }
 
 /// Returns the options for the lease, the command and the event log.
-pub fn lease_and_command() -> [Arg; 11] {
+pub fn lease_and_command() -> [Arg; 12] {
     [
         option(name::TTL),
         option(name::RENEW_EVERY),
         option(name::STORE_TIMEOUT),
+        option(name::STORE_RETRY),
         option(name::ON_LOST),
         option(name::COMMAND_STRING).short('c'),
         option(name::MAX_RUNTIME),

@@ -78,7 +78,7 @@ impl Subcommand {
                 .args([options::key(), options::key_word()])
                 .args(options::mode())
                 .args(options::held())
-                .args([option(name::TTL), options::token(), option(name::LABEL)])
+                .args([option(name::TTL), options::token(), option(name::LABEL), option(name::STORE_RETRY)])
                 .args([switch(name::JSON), switch(name::EXPORT)])
                 .args(options::output()),
             Renew => command.args([options::key(), options::key_word(), options::token(), option(name::TTL)]),

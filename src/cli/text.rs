@@ -90,7 +90,7 @@ pub const EVENT_FORMAT: &str = "--events FILE appends one JSON object per line f
     never contain a token or a store's password.";
 
 /// The events, and the other fields of each.
-pub const EVENTS: [(&str, &str); 12] = [
+pub const EVENTS: [(&str, &str); 14] = [
     (
         "waiting",
         "the lock is held, and lockrun waits for it: holder (host, pid, user, command, held_ms), place in the queue",
@@ -101,7 +101,15 @@ pub const EVENTS: [(&str, &str); 12] = [
         "held",
         "the lock is held, and the run fails: holder; place, if it waited; why, if it gave up waiting, would wait for a lock that it runs under, or too many wait",
     ),
-    ("skipped", "the lock is held, and --skip was given: holder; or the job is done (--once-per): why"),
+    (
+        "skipped",
+        "the lock is held, and --skip was given: holder; or the job is done (--once-per): why, and the holder that did it",
+    ),
+    (
+        "outage",
+        "the store cannot be asked for the lock, or not to renew it: why; left_ms, for how long it is tried again",
+    ),
+    ("recovered", "the store, which was away, answers again"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),
     ("killed", "COMMAND was stopped: why"),
     ("finished", "COMMAND has ended: status or signal, ran_ms"),

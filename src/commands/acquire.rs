@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::open;
+use super::open_at;
 use crate::cli::name;
 use crate::config::settings::{DEFAULT_TTL, Settings, Ttl, UsageError};
 use crate::lock::ending::Ending;
@@ -19,7 +19,7 @@ use crate::report::{self, Verbosity};
 use crate::run::acquire::{self, HeldPolicy};
 use crate::run::enclosing::{EnclosingLocks, OUTER};
 use crate::run::outcome::Outcome;
-use crate::store::{Claim, Grant, Mode, left_behind};
+use crate::store::{Address, Claim, Grant, Mode, left_behind};
 use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
@@ -33,6 +33,7 @@ struct Options {
     timeout: Duration,
     held_policy: HeldPolicy,
     verbosity: Verbosity,
+    store: Address,
     form: Form,
 }
 
@@ -53,6 +54,7 @@ impl Options {
             return Err("acquire runs no command: to run one under a lock, leave acquire out".into());
         }
         let ttl = settings.ttl()?.unwrap_or(Ttl::Lasts(DEFAULT_TTL));
+        let on_held = settings.on_held_by_hand()?;
         let own_token = settings.typed_value(name::TOKEN, Token::parse)?;
         Ok(Options {
             claim: Claim {
@@ -67,10 +69,12 @@ impl Options {
             },
             timeout: settings.store_timeout_within(ttl)?,
             held_policy: HeldPolicy {
-                on_held: settings.on_held_by_hand()?,
+                on_held,
                 held_status: settings.held_status_by_hand()?,
+                store_retry: settings.store_retry(on_held)?,
                 terms: None,
             },
+            store: settings.store()?,
             verbosity: settings.verbosity()?,
             form: match (settings.typed_switch(name::JSON), settings.typed_switch(name::EXPORT)) {
                 (true, true) => return Err("--json and --export exclude each other".into()),
@@ -86,10 +90,10 @@ impl Options {
 /// printed, no process could release the lock, so the acquisition is cancelled. Fails with [`UsageError`] if a setting
 /// is wrong.
 pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
-    let Options { claim, timeout, held_policy, verbosity, form } = Options::read(settings)?;
-    let mut store = open(settings, Some(timeout))?;
+    let Options { claim, timeout, held_policy, verbosity, store: address, form } = Options::read(settings)?;
+    let mut store = open_at(&address, settings, Some(timeout))?;
     let signals = Signals::take_over().context("cannot block signals")?;
-    let reporter = Reporter::new(claim.key.clone(), verbosity);
+    let reporter = Reporter::new(claim.key.clone(), &address, verbosity);
     let enclosing = EnclosingLocks::of_this_process();
     stderr::limit_blocking();
     let grant = match acquire::acquire(&mut *store, &claim, held_policy, &enclosing, &reporter, &signals, None) {

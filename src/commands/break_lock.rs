@@ -40,7 +40,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
                 "was passed on before it could be broken"
             };
             for held in holders {
-                say(&format!("{why}: it stays with {held}"));
+                say(&format!("{why}: it stays with {}", held.named()));
             }
             Ok(Outcome::Held(HELD))
         }
@@ -57,7 +57,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
                 report::say("its command may still be running; make sure that it has ended");
             }
             for LivingHolder { held, pids, .. } in &living {
-                say(&format!("stays with {held}"));
+                say(&format!("stays with {}", held.named()));
                 report::say(&format!(
                     "it belongs to a living process of this machine, and ends with it: {}",
                     how_to_end(pids)
@@ -77,7 +77,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
 fn former_holder(held: &Held) -> String {
     match (&held.holder, held.since) {
         (Some(holder), Some(since)) => format!("{holder}, which had held it for {}", duration::say(since)),
-        _ => held.to_string(),
+        _ => held.named(),
     }
 }
 

@@ -66,7 +66,7 @@ fn report_not_held(key: &Key, token: &Token, held: Option<Held>, store: &mut dyn
         "the store has lost the record of it, and a command may still run under it; if none does, free it with `lockrun break --now`"
             .into()
     } else {
-        held.map_or_else(nobody, |held| format!("it is held by {held}"))
+        held.map_or_else(nobody, |held| format!("it is {held}"))
     };
     report::say(&format!("the lock \"{}\" is not held under this token, or no longer: {whose}", escaped(key.as_str())));
     Outcome::Lost

@@ -25,6 +25,8 @@ const DEFAULT_STORE: &str = "file:";
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// The default limit for one request to the store, unless a short lease requires less.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The default of `--store-retry` for a run that waits: a restart or a failover is over by then.
+const DEFAULT_STORE_RETRY: Duration = Duration::from_mins(1);
 /// The message when the lock's name is missing.
 pub(super) const NO_KEY: &str = "no key: name the lock with --key KEY";
 const MIN_TTL: Duration = Duration::from_secs(1);
@@ -230,6 +232,12 @@ impl Settings<'_> {
     /// Returns the limit for one request to the store, if it is set.
     pub fn store_timeout(&self) -> Result<Option<Duration>, UsageError> {
         self.value(name::STORE_TIMEOUT, nonzero_duration)
+    }
+
+    /// Returns for how long to go on trying a store that is away, for a run that does this when the lock is held.
+    pub fn store_retry(&self, on_held: OnHeld) -> Result<Duration, UsageError> {
+        let default = if let OnHeld::Wait { .. } = on_held { DEFAULT_STORE_RETRY } else { Duration::ZERO };
+        Ok(self.duration(name::STORE_RETRY)?.unwrap_or(default))
     }
 
     /// Returns the limit for one request to the store that acquires or renews a lease of length `ttl`.

@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Every option that a file can set: all options of a run except the key.
-const OPTIONS: [(&str, Kind); 25] = [
+const OPTIONS: [(&str, Kind); 26] = [
     (name::STORE, Kind::Text),
     (name::STORE_FILE, Kind::Text),
     (name::SLOTS, Kind::Number),
@@ -48,6 +48,7 @@ const OPTIONS: [(&str, Kind); 25] = [
     (name::TTL, Kind::Duration),
     (name::RENEW_EVERY, Kind::Duration),
     (name::STORE_TIMEOUT, Kind::Duration),
+    (name::STORE_RETRY, Kind::Duration),
     (name::ON_LOST, Kind::Text),
     (name::MIN_HOLD, Kind::Duration),
     (name::KEEP, Kind::Switch),

@@ -37,6 +37,8 @@ pub struct Plan {
     pub on_held: OnHeld,
     /// The exit status when the lock is held.
     pub held_status: u8,
+    /// For how long to go on trying a store that is away, before COMMAND has started.
+    pub store_retry: Duration,
     /// Whether the lease expires after `terms.ttl`.
     pub expires: bool,
     /// The time spans of the lease.
@@ -64,11 +66,13 @@ pub struct Plan {
 /// Makes the plan of a run under a lock.
 pub fn make(settings: &Settings<'_>) -> Result<Plan, UsageError> {
     let plan = of_any_run(settings)?;
+    let on_held = settings.on_held()?;
     Ok(Plan {
         mode: settings.mode()?,
         once_per: settings.once_per()?,
-        on_held: settings.on_held()?,
+        on_held,
         held_status: settings.held_status()?,
+        store_retry: settings.store_retry(on_held)?,
         min_hold: settings.duration(name::MIN_HOLD)?.unwrap_or_default(),
         keep: settings.switch(name::KEEP)?,
         ..plan
@@ -99,6 +103,7 @@ fn of_any_run(settings: &Settings<'_>) -> Result<Plan, UsageError> {
         sequence: None,
         on_held: OnHeld::Fail,
         held_status: HELD,
+        store_retry: settings.store_retry(OnHeld::Fail)?,
         expires,
         terms,
         min_hold: Duration::ZERO,

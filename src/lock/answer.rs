@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::lock::claim::Claim;
 use crate::lock::holder::Holder;
 use crate::lock::lease::Terms;
+use crate::lock::state::Purpose;
 use crate::lock::token::Token;
 use crate::sys::clock::Moment;
 use crate::text::duration;
@@ -54,20 +55,55 @@ pub struct Held {
     pub last_fence: u64,
     /// Its token, only to be compared: any client that knows it can release the lock.
     pub token: Option<Token>,
+    /// What it holds the lock for.
+    pub purpose: Purpose,
+    /// Whether its lock was revoked, and stays held only until its command has ended.
+    pub is_revoked: bool,
 }
 
-/// Describes the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
+impl Held {
+    /// Names the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
+    pub fn named(&self) -> String {
+        match &self.holder {
+            Some(holder) => format!("{holder} for {}", span(self.since)),
+            None => "a run that has left no name".to_owned(),
+        }
+    }
+
+    /// Returns what frees a lock under which no command runs.
+    fn what_frees_it(&self) -> String {
+        match self.expires_in {
+            Some(left) => format!("free in {}, or when it is released", duration::say(left)),
+            None => "free when it is released".to_owned(),
+        }
+    }
+}
+
+/// Describes how the lock is held, as it follows `is`: `held by web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`, or
+/// where no command runs under it, what frees it.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (None, Some(span)) = (&self.holder, self.withheld) {
             let span = duration::say(span);
             return write!(
                 f,
-                "an unknown run, or by none: its server has started, or failed over, and an earlier holder may still run for {span}"
+                "withheld for another {span}: its server has started, or failed over, and an earlier holder may still run"
             );
         }
-        let Some(holder) = &self.holder else { return f.write_str("a run that has left no name") };
-        write!(f, "{holder} for {}", span(self.since))
+        let named = self.named();
+        match (self.is_revoked, self.purpose, self.expires_in) {
+            (true, _, Some(left)) => {
+                let left = duration::say(left);
+                write!(f, "held by {named}, but revoked: free when its command has ended, in {left} at the latest")
+            }
+            (true, _, None) => write!(f, "held by {named}, but revoked: free when its command has ended"),
+            (false, Purpose::Hand, _) => write!(f, "held by {named}, acquired by hand: {}", self.what_frees_it()),
+            (false, Purpose::Kept, _) => {
+                let who = self.holder.as_ref().map_or_else(|| named.clone(), Holder::to_string);
+                write!(f, "kept by {who} after its run: {}", self.what_frees_it())
+            }
+            (false, Purpose::Run | Purpose::Unrecorded, _) => write!(f, "held by {named}"),
+        }
     }
 }
 

@@ -86,7 +86,8 @@ impl Holder {
     }
 }
 
-fn host_name() -> String {
+/// Returns the machine's name.
+pub fn host_name() -> String {
     gethostname().map_or_else(|_| "unknown host".into(), |name| name.to_string_lossy().into_owned())
 }
 

@@ -37,6 +37,11 @@ impl KeyStatus {
         KeyStatus { key, now_ms: 0, fence: 0, holders, waiters, last: None, success: None, value: None, withheld: None }
     }
 
+    /// Returns whether the store knows nothing of the key.
+    pub fn is_unused(&self) -> bool {
+        self.fence == 0 && self.holders.is_empty() && self.waiters.is_empty() && self.last.is_none()
+    }
+
     /// Returns the holder under this token, if there is one.
     pub fn holder_under(&self, token: &Token) -> Option<&HolderStatus> {
         self.holders.iter().find(|holder| holder.token.as_ref() == Some(token))

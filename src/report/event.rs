@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Verbosity;
-use super::message::{why_done, why_full, why_gave_up, why_held_by_token, why_self_deadlock};
+use super::message::{why_done, why_held_by_token, why_self_deadlock};
 use crate::lock::ending::Ending;
 use crate::lock::holder::Holder;
 use crate::store::Held;
@@ -33,20 +33,15 @@ pub enum Event<'a> {
     Done {
         /// How long ago that run began.
         began: Duration,
-    },
-    /// Another run holds the lock, and as many wait for it as `--max-waiting` allows.
-    QueueFull {
-        /// The holder.
-        held: &'a Held,
-        /// The limit on waiters.
-        max: u32,
+        /// Who it was, if that is known.
+        by: Option<&'a Holder>,
     },
     /// Another run holds the lock, and this one does not wait or has given up waiting.
     Held {
         /// The holder.
         held: &'a Held,
-        /// How long this run was to wait, if it was.
-        patience: Option<Duration>,
+        /// The limit of the user's that ended the patience, if there is one.
+        limit: Option<Limit>,
     },
     /// The token of this claim, which the user chose, holds the lock already, in another way than the one asked for.
     HeldByToken {
@@ -64,6 +59,15 @@ pub enum Event<'a> {
         /// The number of slots, if there are several.
         slots: Option<u32>,
     },
+    /// The store is away: it could not be asked for the lock, or not to renew it.
+    Outage {
+        /// What failed, and why.
+        why: &'a str,
+        /// For how long it is tried again.
+        left: Duration,
+    },
+    /// The store, which was away, answers again.
+    Recovered,
     /// COMMAND runs.
     Started {
         /// The executed program, escaped.
@@ -96,13 +100,29 @@ pub enum Event<'a> {
     },
 }
 
+/// A limit of the user's to the patience with a held lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The run has waited for this long.
+    Wait(Duration),
+    /// This many runs wait already.
+    Waiting(u32),
+    /// The lock has been held for at least this long, so the run is not skipped.
+    Skip(Duration),
+}
+
 /// Why COMMAND was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The lease was lost.
     Lost,
     /// Its `--max-runtime` has passed.
-    TimedOut(Duration),
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+        /// Whether it did not end on TERM, so that it was killed.
+        was_killed: bool,
+    },
     /// Its guardian was killed.
     Unguarded,
     /// lockrun itself was killed.
@@ -130,6 +150,8 @@ pub struct Fields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     stops_command: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    left_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<Cow<'a, str>>,
 }
 
@@ -147,10 +169,10 @@ impl Event<'_> {
     pub fn least_verbosity(&self) -> Verbosity {
         match self {
             Event::Lost { .. }
-            | Event::Killed(Reason::TimedOut(_) | Reason::Unguarded | Reason::Orphaned)
+            | Event::Killed(Reason::TimedOut { .. } | Reason::Unguarded | Reason::Orphaned)
             | Event::SelfDeadlock { .. }
             | Event::Failed { .. } => Verbosity::Quiet,
-            Event::Held { .. } | Event::QueueFull { .. } | Event::HeldByToken { .. } => Verbosity::Normal,
+            Event::Held { .. } | Event::HeldByToken { .. } => Verbosity::Normal,
             _ => Verbosity::Verbose,
         }
     }
@@ -161,9 +183,9 @@ impl Event<'_> {
             Event::Waiting(_) => "waiting",
             Event::Acquired { .. } => "acquired",
             Event::Skipped(_) | Event::Done { .. } => "skipped",
-            Event::Held { .. } | Event::QueueFull { .. } | Event::HeldByToken { .. } | Event::SelfDeadlock { .. } => {
-                "held"
-            }
+            Event::Held { .. } | Event::HeldByToken { .. } | Event::SelfDeadlock { .. } => "held",
+            Event::Outage { .. } => "outage",
+            Event::Recovered => "recovered",
             Event::Started { .. } => "started",
             Event::Lost { .. } => "lost",
             Event::Killed(_) => "killed",
@@ -181,13 +203,13 @@ impl Event<'_> {
         let other = |held: &Held| Fields { place: held.place, ..Fields::default() };
         match self {
             Event::Waiting(held) | Event::Skipped(held) => Fields { holder: Some(Other::of(held)), ..other(held) },
-            Event::Held { held, patience } => {
-                let why = patience.map(|patience| why_gave_up(patience).into());
+            Event::Held { held, limit } => {
+                let why = limit.map(|limit| limit.why().into());
                 Fields { holder: Some(Other::of(held)), why, ..other(held) }
             }
-            Event::Done { began } => Fields { why: Some(why_done(*began).into()), ..none },
-            Event::QueueFull { held, max } => {
-                Fields { holder: Some(Other::of(held)), why: Some(why_full(*max).into()), ..none }
+            Event::Done { began, by } => {
+                let holder = by.map(|who| Other { who: Some(who), held_ms: None });
+                Fields { holder, why: Some(why_done(*began).into()), ..none }
             }
             Event::HeldByToken { held, shares, waits } => {
                 Fields { holder: Some(Other::of(held)), why: Some(why_held_by_token(*shares, *waits).into()), ..none }
@@ -196,7 +218,8 @@ impl Event<'_> {
                 Fields { holder: Some(Other::of(held)), why: Some(why_self_deadlock(*slots).into()), ..none }
             }
             Event::Acquired { value, waited, .. } => Fields { value: *value, waited_ms: Some(millis(*waited)), ..none },
-            Event::Started { .. } | Event::Finished(None) | Event::Kept => none,
+            Event::Started { .. } | Event::Finished(None) | Event::Kept | Event::Recovered => none,
+            Event::Outage { why, left } => Fields { why: Some((*why).into()), left_ms: Some(millis(*left)), ..none },
             Event::Lost { why, stops } => Fields { stops_command: Some(*stops), why: Some((*why).into()), ..none },
             Event::Killed(reason) => Fields { why: Some(reason.message().into()), ..none },
             Event::Finished(Some(Ending::Exited(status))) => Fields { status: Some(*status), ..none },
@@ -234,8 +257,10 @@ mod tests {
             Event::Waiting(&held),
             Event::Acquired { fence: 1, slot: None, value: None, waited: Duration::ZERO },
             Event::Started { program: "x" },
-            Event::Held { held: &held, patience: None },
+            Event::Held { held: &held, limit: None },
             Event::Skipped(&held),
+            Event::Outage { why: "x", left: Duration::ZERO },
+            Event::Recovered,
             Event::Lost { why: "x", stops: true },
             Event::Killed(Reason::Lost),
             Event::Finished(None),

@@ -187,7 +187,7 @@ mod tests {
     use crate::cli::text;
     use crate::docs_tests::{JSON, code, table};
     use crate::lock::ending::Ending;
-    use crate::report::event::Reason;
+    use crate::report::event::{Limit, Reason};
     use crate::store::Held;
 
     /// Returns a log without a file, of a run that has a slot and has started COMMAND.
@@ -212,12 +212,13 @@ mod tests {
             Event::Waiting(&held),
             Event::Acquired { fence: 1, slot: Some(0), value: Some("v"), waited: span },
             Event::Started { program: "x" },
-            Event::Held { held: &held, patience: Some(span) },
-            Event::QueueFull { held: &without_place, max: 1 },
+            Event::Held { held: &held, limit: Some(Limit::Wait(span)) },
             Event::HeldByToken { held: &without_place, shares: true, waits: true },
             Event::SelfDeadlock { held: &without_place, slots: None },
             Event::Skipped(&without_place),
-            Event::Done { began: span },
+            Event::Done { began: span, by: Some(&run) },
+            Event::Outage { why: "x", left: span },
+            Event::Recovered,
             Event::Lost { why: "x", stops: true },
             Event::Killed(Reason::Lost),
             Event::Finished(Some(Ending::Exited(0))),

@@ -1,44 +1,48 @@
 //! The messages for people: the wording of each event of a run on standard error.
 
-use std::fmt::Display;
 use std::time::Duration;
 
-use super::event::{Event, Reason};
+use super::event::{Event, Limit, Reason};
 use crate::lock::ending::Ending;
 use crate::lock::key::Key;
+use crate::store::Held;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
 impl Event<'_> {
-    /// Returns the message for people; `lock` is the lock's name.
-    pub fn message(&self, lock: &Key) -> String {
+    /// Returns the message for people; `lock` is the lock's name, and `store` that of the store.
+    pub fn message(&self, lock: &Key, store: &str) -> String {
         let key = escaped(lock.as_str());
         match self {
-            Event::Waiting(held) => format!("waiting: {}", held_by(lock, held)),
+            Event::Waiting(held) => format!("waiting in {}: {}", escaped(store), held_by(lock, held)),
             Event::Acquired { fence, value: Some(value), .. } => {
-                format!("value \"{}\" of \"{key}\" reserved, fence {fence}", escaped(value))
+                format!("value \"{}\" of \"{key}\" reserved in {}, fence {fence}", escaped(value), escaped(store))
             }
-            Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired, fence {fence}"),
-            Event::Done { began } => format!("skipped: {}", why_done(*began)),
-            Event::QueueFull { held, max } => format!("{}; {}", held_by(lock, held), why_full(*max)),
+            Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired in {}, fence {fence}", escaped(store)),
+            Event::Done { began, by: None } => format!("skipped: {}", why_done(*began)),
+            Event::Done { began, by: Some(who) } => format!("skipped: {}: that of {who}", why_done(*began)),
             Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
-            Event::Held { held, patience: None } => held_by(lock, held),
-            Event::Held { held, patience: Some(patience) } => {
-                format!("{}; {}", held_by(lock, held), why_gave_up(*patience))
-            }
+            Event::Held { held, limit: None } => held_by(lock, held),
+            Event::Held { held, limit: Some(limit) } => format!("{}; {}", held_by(lock, held), limit.why()),
+            Event::Outage { why, left } => format!("{why}; trying again for {}", duration::say(*left)),
+            Event::Recovered => "the store answers again".into(),
             Event::HeldByToken { held, shares, waits } => {
                 format!("{}; {}", held_by(lock, held), why_held_by_token(*shares, *waits))
             }
             Event::SelfDeadlock { held, slots } => {
                 let last = if slots.is_some() { "the last by " } else { "" };
-                format!("refusing to wait for the lock \"{key}\": {}, {last}{held}", why_self_deadlock(*slots))
+                format!(
+                    "refusing to wait for the lock \"{key}\": {}, {last}{}",
+                    why_self_deadlock(*slots),
+                    held.named()
+                )
             }
             Event::Started { program } => format!("{program} started"),
             Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
             Event::Lost { why, stops: false } => {
                 format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
             }
-            Event::Killed(reason) => reason.message(),
+            Event::Killed(reason) => format!("lock \"{key}\": {}", reason.message()),
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),
             Event::Finished(Some(Ending::Signaled(signal))) => format!("the command was terminated by signal {signal}"),
             Event::Finished(None) => "it is not known how the command ended".into(),
@@ -58,8 +62,10 @@ impl Reason {
     pub(super) fn message(self) -> String {
         match self {
             Reason::Lost => "the command was stopped: its lock is lost".into(),
-            Reason::TimedOut(span) => {
-                format!("the command was stopped: --max-runtime {} has passed", duration::say_finely(span))
+            Reason::TimedOut { limit, was_killed } => {
+                let limit = duration::say_finely(limit);
+                let how = if was_killed { "; it did not end on TERM, and was killed" } else { "" };
+                format!("the command was stopped: --max-runtime {limit} has passed{how}")
             }
             Reason::Unguarded => "lockrun's guardian process was killed, and the command's processes with it".into(),
             Reason::Orphaned => "lockrun was killed; its guardian process has killed the command".into(),
@@ -67,22 +73,21 @@ impl Reason {
     }
 }
 
-/// Returns the message for a held lock, which names the holder.
-pub fn held_by(key: &Key, held: &impl Display) -> String {
-    format!("lock \"{}\" is held by {held}", escaped(key.as_str()))
-}
-
-/// Returns why a run stopped waiting.
-pub(super) fn why_gave_up(patience: Duration) -> String {
-    format!("gave up after {}", duration::say_finely(patience))
-}
-
-/// Returns why a run does not wait.
-pub(super) fn why_full(max: u32) -> String {
-    match max {
-        1 => "1 run waits for it already (--max-waiting 1)".into(),
-        max => format!("{max} runs wait for it already (--max-waiting {max})"),
+impl Limit {
+    /// Returns why a run does not wait, or not any more, or is not skipped.
+    pub(super) fn why(self) -> String {
+        match self {
+            Limit::Wait(span) => format!("gave up after {}", duration::say_finely(span)),
+            Limit::Waiting(1) => "1 run waits for it already (--max-waiting 1)".into(),
+            Limit::Waiting(max) => format!("{max} runs wait for it already (--max-waiting {max})"),
+            Limit::Skip(span) => format!("that is longer than --skip={} allows", duration::say_finely(span)),
+        }
     }
+}
+
+/// Returns the message for a held lock, which names the holder.
+pub fn held_by(key: &Key, held: &Held) -> String {
+    format!("lock \"{}\" is {held}", escaped(key.as_str()))
 }
 
 /// Returns why no other run is needed.

@@ -6,20 +6,23 @@ use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::milestones::Milestones;
 use crate::report::{self, Verbosity};
+use crate::store::Address;
 
 /// Reports the events of one lock.
 #[derive(Debug)]
 pub struct Reporter {
     key: Key,
+    /// The store's URL, without its password.
+    store: String,
     /// How much is printed.
     pub verbosity: Verbosity,
     event_log: Option<EventLog>,
 }
 
 impl Reporter {
-    /// Returns a reporter of the lock `key` that only prints messages.
-    pub fn new(key: Key, verbosity: Verbosity) -> Self {
-        Reporter { key, verbosity, event_log: None }
+    /// Returns a reporter of the lock `key` in the store at this address that only prints messages.
+    pub fn new(key: Key, store: &Address, verbosity: Verbosity) -> Self {
+        Reporter { key, store: store.shown().to_owned(), verbosity, event_log: None }
     }
 
     /// Adds the event log of `run`, in this file if one is given, as [`EventLog::open`] does.
@@ -55,8 +58,18 @@ impl Reporter {
     /// Prints the message of an event only, which may block.
     pub fn print(&self, event: &Event<'_>) {
         if self.verbosity >= event.least_verbosity() {
-            report::say(&event.message(&self.key));
+            self.say(event);
         }
+    }
+
+    /// Prints the message of an event, whatever the verbosity is.
+    pub fn say(&self, event: &Event<'_>) {
+        report::say(&event.message(&self.key, &self.store));
+    }
+
+    /// Returns whether it reports every event, to the user or to the event log.
+    pub fn tells_all(&self) -> bool {
+        self.verbosity == Verbosity::Verbose || self.event_log.is_some()
     }
 
     /// Reports an error with its causes: what failed, then why.

@@ -5,12 +5,14 @@ use std::time::Duration;
 use super::enclosing::EnclosingLocks;
 use super::outcome::Outcome;
 use super::progress::Progress;
-use super::wait::{self, Wait};
+use super::wait::{self, Queue, Wait};
 use crate::config::plan::OnHeld;
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
 use crate::lock::lease::Terms;
-use crate::report::event::Event;
+use crate::report::event::{Event, Limit};
 use crate::report::reporter::Reporter;
-use crate::store::{Acquired, Claim, Grant, Held, HolderStatus, KeyStatus, Mode, Store};
+use crate::store::{Acquired, Claim, Grant, Held, HolderStatus, KeyStatus, Mode, RecentSuccess, Store};
 use crate::supervise::guardian::Guardian;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
@@ -23,6 +25,8 @@ pub struct HeldPolicy {
     pub on_held: OnHeld,
     /// The exit status if it stays held.
     pub held_status: u8,
+    /// For how long to go on trying a store that is away.
+    pub store_retry: Duration,
     /// The terms of the lease under which a command starts; `None` if the lease is not renewed from here: then it must
     /// last for its whole ttl.
     pub terms: Option<Terms>,
@@ -39,7 +43,7 @@ pub fn acquire(
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<Grant, Outcome> {
-    let HeldPolicy { on_held, held_status, terms } = held_policy;
+    let HeldPolicy { on_held, held_status, store_retry, terms } = held_policy;
     let began = Moment::now();
     let waits = matches!(on_held, OnHeld::Wait { .. });
     // Waiting for an enclosing run would be a deadlock. Checked first, and again for each holder that the store names.
@@ -48,18 +52,16 @@ pub fn acquire(
         return Err(Outcome::Held(held_status));
     }
     let is_hopeless: &(dyn Fn(&Held) -> bool + Sync) =
-        &|held| claim.mode.several_slots().is_none() && outer.has(held.token.as_ref());
-    let answer = match on_held {
-        OnHeld::Fail | OnHeld::Skip { .. } => wait::try_once(store, claim).map(|answer| match answer {
-            // The signal may have cut the request short.
-            Acquired::Held(_) => signals.obey().map_or(answer, Acquired::Interrupted),
-            answer => answer,
-        }),
-        OnHeld::Wait { span, max_waiting } => {
-            let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
-            let wait = Wait { until: span.map(|span| began + span), max_waiting, terms, signals, watcher };
-            wait::in_turn(store, claim, wait)
-        }
+        &|held| claim.mode.several_slots().is_none() && outer.include(held, claim);
+    let queue = match on_held {
+        OnHeld::Fail | OnHeld::Skip { .. } => None,
+        OnHeld::Wait { span, max_waiting } => Some(Queue { until: span.map(|span| began + span), max_waiting }),
+    };
+    let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
+    let answer = match wait::acquire(store, claim, Wait { queue, store_retry, terms, signals, watcher }) {
+        // The signal may have cut the request short.
+        Ok(Acquired::Held(held)) if !waits => Ok(signals.obey().map_or(Acquired::Held(held), Acquired::Interrupted)),
+        answer => answer,
     };
     // Any one of several holders may be the one that hangs, not only the one that the store has named.
     let answer = match answer {
@@ -97,7 +99,8 @@ pub fn acquire(
             Err(Outcome::terminated_by(signal))
         }
         Ok(Acquired::NotNeeded(done)) => {
-            reporter.report(Event::Done { began: between(done.began_ms, done.now_ms) });
+            let by = if reporter.tells_all() { done_by(store, claim, done) } else { None };
+            reporter.report(Event::Done { began: between(done.began_ms, done.now_ms), by: by.as_ref() });
             Err(Outcome::Skipped)
         }
         Ok(Acquired::Held(held)) if is_skipped(on_held, &held) => {
@@ -105,16 +108,17 @@ pub fn acquire(
             Err(Outcome::Skipped)
         }
         Ok(Acquired::NotQueued(held)) => {
-            let max_waiting = if let OnHeld::Wait { max_waiting, .. } = on_held { max_waiting } else { None };
-            reporter.report(
-                max_waiting
-                    .map_or(Event::Held { held: &held, patience: None }, |max| Event::QueueFull { held: &held, max }),
-            );
+            let limit = queue.and_then(|queue| queue.max_waiting).map(Limit::Waiting);
+            reporter.report(Event::Held { held: &held, limit });
             Err(Outcome::Held(held_status))
         }
         Ok(Acquired::Held(held)) => {
-            let patience = if let OnHeld::Wait { span, .. } = on_held { span } else { None };
-            reporter.report(Event::Held { held: &held, patience });
+            let limit = match on_held {
+                OnHeld::Wait { span, .. } => span.map(Limit::Wait),
+                OnHeld::Skip { held_less_than } => held_less_than.map(Limit::Skip),
+                OnHeld::Fail => None,
+            };
+            reporter.report(Event::Held { held: &held, limit });
             Err(Outcome::Held(held_status))
         }
         Err(error) => {
@@ -180,6 +184,12 @@ fn own_status(store: &mut dyn Store, claim: &Claim) -> Option<KeyStatus> {
     store.list(Some(&claim.key)).ok()?.found.pop()
 }
 
+/// Returns who has succeeded, if that was the last run and the store can be read.
+fn done_by(store: &mut dyn Store, claim: &Claim, done: RecentSuccess) -> Option<Holder> {
+    let last = store.list(Some(&claim.key)).ok()?.found.pop()?.last?;
+    (last.started_unix_ms == done.began_ms && last.ending == Some(Ending::Exited(0))).then_some(last.who)
+}
+
 /// Returns the holder that has held the lock the longest; `held` if the store cannot be read or names none.
 fn longest_holder(store: &mut dyn Store, claim: &Claim, held: Held) -> Held {
     let status = store.list(Some(&claim.key)).ok().and_then(|mut listing| listing.found.pop());
@@ -198,6 +208,8 @@ fn as_held(holding: &HolderStatus, now_ms: u64) -> Held {
         holder: Some(holding.who.clone()),
         since: Some(between(holding.since_ms, now_ms)),
         expires_in: holding.expires_in,
+        purpose: holding.purpose,
+        is_revoked: holding.revoked,
         token: holding.token.clone(),
         ..Held::default()
     }

@@ -1,6 +1,8 @@
 //! The locks of the enclosing runs, whose commands include this process.
 
+use super::ancestry;
 use crate::lock::token::Token;
+use crate::store::{Claim, Held};
 
 /// The variable with the token of the innermost lock.
 pub const TOKEN: &str = "LOCKRUN_TOKEN";
@@ -37,6 +39,12 @@ impl EnclosingLocks {
     /// Returns whether `token` holds one of these locks, which cannot become free before this process ends.
     pub fn has(&self, token: Option<&Token>) -> bool {
         token.is_some_and(|token| self.0.contains(token))
+    }
+
+    /// Returns whether the holder, who keeps the `claim` waiting, is one of the enclosing runs: it has one of these
+    /// tokens, or where a program on the way (sudo, `env -i`) has dropped the variables, /proc shows it.
+    pub fn include(&self, held: &Held, claim: &Claim) -> bool {
+        self.has(held.token.as_ref()) || ancestry::includes(held, claim)
     }
 
     /// Returns the value of [`OUTER`] for a command under a further lock; `None` if there is no enclosing run.

@@ -8,6 +8,7 @@ pub mod renewal;
 pub mod sequence;
 pub mod wait;
 
+mod ancestry;
 mod command_not_found;
 mod progress;
 mod release;
@@ -112,7 +113,7 @@ impl<'a> Run<'a> {
     }
 
     fn reporting(plan: &'a Plan, claim: Claim) -> Self {
-        let reporter = Reporter::new(plan.key.clone(), plan.verbosity);
+        let reporter = Reporter::new(plan.key.clone(), &plan.store, plan.verbosity);
         let reporter = Arc::new(reporter.with_event_log(plan.events.as_ref(), &claim.holder));
         Run { plan, claim, enclosing: EnclosingLocks::of_this_process(), reporter }
     }
@@ -187,12 +188,21 @@ impl<'a> Run<'a> {
         guardian: Option<&Guardian>,
     ) -> Result<Grant, Outcome> {
         if let Some(sequence) = &self.plan.sequence {
-            let (grant, value) = sequence::reserve(store, &self.claim, sequence, &self.reporter, signals, guardian)?;
+            let (grant, value) = sequence::reserve(
+                store,
+                &self.claim,
+                sequence,
+                self.plan.store_retry,
+                &self.reporter,
+                signals,
+                guardian,
+            )?;
             prepared.set(VALUE, &value);
             return Ok(grant);
         }
         let terms = Some(self.plan.terms).filter(|_| self.plan.expires);
-        let held_policy = HeldPolicy { on_held: self.plan.on_held, held_status: self.plan.held_status, terms };
+        let Plan { on_held, held_status, store_retry, .. } = *self.plan;
+        let held_policy = HeldPolicy { on_held, held_status, store_retry, terms };
         acquire::acquire(store, &self.claim, held_policy, &self.enclosing, &self.reporter, signals, guardian)
     }
 

@@ -150,9 +150,10 @@ pub fn check_value(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// An observer that shows nothing while the program runs.
-struct SilentObserver<'a> {
-    guardian: Option<&'a Guardian>,
+/// An observer that shows nothing.
+pub(super) struct SilentObserver<'a> {
+    /// Set if this process is one: then lockrun's death ends the wait.
+    pub(super) guardian: Option<&'a Guardian>,
 }
 
 impl WaitObserver for SilentObserver<'_> {

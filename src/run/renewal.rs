@@ -2,6 +2,8 @@
 //!
 //! Pure: it is given the time and the answers. The thread that asks the store is in [`super::renewer`].
 
+use std::time::Duration;
+
 use crate::lock::lease::{Deadline, Due, LocalLease, RenewalAnswer};
 use crate::store::{Held, Renewed, StoreError};
 use crate::sys::clock::Moment;
@@ -76,6 +78,11 @@ impl Renewal {
         self.refusal.is_some() || at >= self.lease.term_at()
     }
 
+    /// Returns for how long from `now` a store that is away is asked again, before the lease counts as lost.
+    pub fn left(&self, now: Moment) -> Duration {
+        self.lease.term_at().since(now)
+    }
+
     /// Returns the reason for the loss of the lease.
     pub fn why_lost(&self) -> String {
         match (&self.refusal, &self.failure) {
@@ -88,13 +95,11 @@ impl Renewal {
 
 /// Describes who holds the lock now.
 fn whose(held: Option<Held>) -> String {
-    held.map_or_else(|| "nobody holds it".into(), |held| format!("it is held by {held}"))
+    held.map_or_else(|| "nobody holds it".into(), |held| format!("it is {held}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::lock::holder::Holder;
     use crate::lock::lease::Terms;

@@ -6,6 +6,7 @@
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::Context;
 use nix::errno::Errno;
@@ -70,11 +71,21 @@ struct Work {
     reporter: Arc<Reporter>,
 }
 
+/// A change in what the store does with renewals.
+enum Change {
+    /// It is away: why, and for how long the lease is kept without it.
+    Away { why: String, left: Duration },
+    /// It answers again.
+    Back,
+}
+
 /// The state of the running thread.
 struct Renewing {
     work: Work,
     stop: Arc<EventFd>,
     alarm: Alarm,
+    /// Whether an outage of the store was reported that has not ended.
+    is_away: bool,
 }
 
 impl Renewer {
@@ -87,7 +98,7 @@ impl Renewer {
         let (work, works) = sync_channel(1);
         let wait_and_renew = move || {
             if let Ok(work) = works.recv() {
-                Renewing { work, stop: its_stop, alarm }.run();
+                Renewing { work, stop: its_stop, alarm, is_away: false }.run();
             }
         };
         let thread = thread::Builder::new().name("renewer".into()).stack_size(STACK).spawn(wait_and_renew);
@@ -149,7 +160,12 @@ impl Renewing {
                         return;
                     }
                 }
-                Next::Renew => self.renew(&mut **store, renewal),
+                Next::Renew => {
+                    if let Some(change) = self.renew(&mut **store, renewal) {
+                        drop(locked);
+                        self.report(change);
+                    }
+                }
                 Next::GiveUp(why) => {
                     *lease = None;
                     return self.lost(&why, locked);
@@ -158,19 +174,36 @@ impl Renewing {
         }
     }
 
-    /// Renews once, unless lockrun is stopped.
-    fn renew(&self, store: &mut dyn Backend, renewal: &mut Renewal) {
+    /// Renews once, unless lockrun is stopped. Returns whether an outage of the store has begun or ended.
+    fn renew(&mut self, store: &mut dyn Backend, renewal: &mut Renewal) -> Option<Change> {
         let Work { claim, control, .. } = &self.work;
         if control.as_ref().is_some_and(Control::is_stopped) {
             renewal.skip(Moment::now());
-            return;
+            return None;
         }
         let sent_at = Moment::now();
         let answer = store.renew_run(&claim.key, &claim.token, claim.ttl);
+        let failure = answer.as_ref().err().map(|error| format!("cannot renew the lease: {error:#}"));
         let moved = renewal.answered(sent_at, answer, Moment::now());
         if let (Some(deadline), Some(control)) = (moved, control) {
             control.renewed(deadline);
         }
+        let was_away = std::mem::replace(&mut self.is_away, failure.is_some());
+        match failure {
+            Some(why) if !was_away => Some(Change::Away { why, left: renewal.left(Moment::now()) }),
+            None if was_away && moved.is_some() => Some(Change::Back),
+            _ => None,
+        }
+    }
+
+    /// Reports that an outage has begun or ended. In a thread: a standard error that is not read must not delay the
+    /// next renewal. If no thread can be created, nothing is reported.
+    fn report(&self, change: Change) {
+        let reporter = Arc::clone(&self.work.reporter);
+        let _ = thread::Builder::new().spawn(move || match change {
+            Change::Away { why, left } => reporter.report(Event::Outage { why: &why, left }),
+            Change::Back => reporter.report(Event::Recovered),
+        });
     }
 
     /// Ends COMMAND, if the loss has to end it, and reports the loss.

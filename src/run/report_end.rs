@@ -11,6 +11,7 @@ use super::command_not_found;
 use super::outcome::Outcome;
 use super::start::NotStarted;
 use crate::cli::Subcommand;
+use crate::lock::ending::Ending;
 use crate::report::event::{Event, Reason};
 use crate::supervise::{Finished, StartFailure, StopReason, why_not_executed};
 use crate::sys::wait::why_no_timer;
@@ -100,7 +101,10 @@ impl Run<'_> {
     ) -> impl Iterator<Item = Event<'e>> + Clone + use<'e> {
         let reason = match finished.why {
             Some(StopReason::Lost) => Some(Reason::Lost),
-            Some(StopReason::TimedOut) => Some(Reason::TimedOut(self.plan.max_runtime.unwrap_or_default())),
+            Some(StopReason::TimedOut) => Some(Reason::TimedOut {
+                limit: self.plan.max_runtime.unwrap_or_default(),
+                was_killed: finished.command == Some(Ending::Signaled(libc::SIGKILL)),
+            }),
             Some(StopReason::Unguarded) => Some(Reason::Unguarded),
             Some(StopReason::Orphaned) => Some(Reason::Orphaned),
             Some(StopReason::LeftBehind) | None => None,

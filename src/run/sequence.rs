@@ -3,17 +3,19 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::next_value::{self, NextValue};
+use super::next_value::{self, NextValue, SilentObserver};
 use super::outcome::{HELD, Outcome};
 use crate::lock::ending::Ending;
 use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Backend, Claim, Grant, RequestError, Reserved, Sequences, Wanted, integer};
+use crate::store::{Backend, Claim, Grant, RequestError, Reserved, RetryClass, Sequences, Wanted, integer};
 use crate::supervise::guardian::Guardian;
+use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::counter::Counter;
 use crate::sys::signals::Signals;
+use crate::sys::wait::{Waiter, WakeReason};
 use crate::text::duration;
 use crate::text::escape::escaped;
 
@@ -49,22 +51,44 @@ pub enum Order {
 }
 
 /// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is
-/// one. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
+/// one. A store that is away is tried again for `store_retry`. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
     sequence: &Sequence,
+    store_retry: Duration,
     reporter: &Reporter,
     signals: &Signals,
     guardian: Option<&Guardian>,
 ) -> Result<(Grant, String), Outcome> {
     let began = Moment::now();
     let key = escaped(claim.key.as_str());
-    let reserved = match &sequence.order {
-        Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
-        Order::Program { from, program } => {
-            let next_after = |value: &str| compute_next(program, value, signals, guardian);
-            reserve_computed(store, claim, from, reporter.verbosity, next_after)
+    let (mut backoff, mut is_away) = (Backoff::new(), false);
+    let reserved = loop {
+        let reserved = match &sequence.order {
+            Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
+            Order::Program { from, program } => {
+                let next_after = |value: &str| compute_next(program, value, signals, guardian);
+                reserve_computed(store, claim, from, reporter.verbosity, next_after)
+            }
+        };
+        let left = store_retry.saturating_sub(Moment::now().since(began));
+        match reserved {
+            // One that was sent could reserve a value although it is asked for another one.
+            Err(Failure::Store(failed))
+                if failed.never_sent && failed.retry_class != RetryClass::Permanent && !left.is_zero() =>
+            {
+                if !std::mem::replace(&mut is_away, true) {
+                    reporter.report(Event::Outage { why: &format!("{:#}", failed.error), left });
+                }
+                let until = Moment::now() + backoff.next();
+                match Waiter::new(signals).wait_for(None, Some(until), &mut SilentObserver { guardian }) {
+                    Ok(WakeReason::Signal(signal)) => break Err(Failure::Interrupted(signal)),
+                    Ok(_) => {}
+                    Err(_) => break Err(Failure::Store(failed)),
+                }
+            }
+            reserved => break reserved,
         }
     };
     match reserved {

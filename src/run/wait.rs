@@ -1,8 +1,11 @@
-//! Waiting for a lock, the same for all stores: try, sleep and try again until the patience runs out, through stops of
-//! lockrun and outages of the store. Unless the lock is granted, the claim is cancelled, however the wait ends.
+//! Acquiring a lock, the same for all stores: try, and if the lock is held, wait in turn; sleep and try again until the
+//! patience runs out, through stops of lockrun and outages of the store. Unless the lock is granted, the claim is
+//! cancelled, however the wait ends.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
+
+use anyhow::anyhow;
 
 use crate::lock::lease::Terms;
 use crate::lock::state::ASKS_PER_PLACE;
@@ -13,19 +16,20 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
-
-/// How long an outage a waiter tolerates if it has reached the store before: a restart or a failover is over by then.
-const OUTAGE_MAX: Duration = Duration::from_mins(1);
+use crate::text::duration;
 
 /// How often the guardian checks whether a stopped lockrun was continued.
 const CONTINUED_CHECK: Duration = Duration::from_millis(100);
 
-/// How to wait for a lock that is held.
+/// The shortest time of trying again that an error mentions.
+const MENTIONED: Duration = Duration::from_secs(1);
+
+/// How to wait for a lock.
 pub struct Wait<'a> {
-    /// When to give up; `None`: never.
-    pub until: Option<Moment>,
-    /// The claim does not join the queue if this many already wait; `None`: no limit.
-    pub max_waiting: Option<u32>,
+    /// How to wait in turn for a lock that is held; `None`: not at all.
+    pub queue: Option<Queue>,
+    /// For how long to go on trying a store that is away.
+    pub store_retry: Duration,
     /// The terms of the lease of a lock that is handed over; `None` if the lease must last for its whole ttl, so that
     /// it is renewed first.
     pub terms: Option<Terms>,
@@ -33,6 +37,15 @@ pub struct Wait<'a> {
     pub signals: &'a Signals,
     /// Observes the wait.
     pub watcher: &'a mut dyn Watcher,
+}
+
+/// How to wait in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// When to give up, also trying a store that is away; `None`: never.
+    pub until: Option<Moment>,
+    /// The claim does not join the queue if this many already wait; `None`: no limit.
+    pub max_waiting: Option<u32>,
 }
 
 /// Observes a wait for a lock.
@@ -43,52 +56,68 @@ pub trait Watcher: WaitObserver {
     /// Called after each answer that the lock is held. Returns whether to go on waiting.
     fn waiting(&mut self, held: &Held) -> ControlFlow<()>;
 
+    /// Called when the store is found to be away: why, and for how long the wait goes on if it stays so.
+    fn store_away(&mut self, why: &StoreError, left: Duration);
+
+    /// Called when the store, which was away, answers again.
+    fn store_back(&mut self);
+
     /// Called when the wait is over, if the claim may have left something in the store for ever. `what` describes it.
     fn left_behind(&mut self, what: &str);
 }
 
-/// Requests the lock once, without waiting. After an error, cancels the claim.
-pub fn try_once(store: &mut dyn Store, claim: &Claim) -> Result<Acquired, StoreError> {
-    store.try_acquire(claim, IfHeld::Leave).map_err(|failed| failed.cancel(store, claim))
-}
-
-/// Acquires the lock, in turn with the other waiters. If the lock is not granted, the claim has left the queue or has
-/// been cancelled. The answer is [`Acquired::Held`] if the time for waiting is over, or the watcher refused to wait for
-/// this holder.
-pub fn in_turn(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
-    let Wait { until, max_waiting, terms, signals, watcher } = wait;
-    let mut waiting = WaitingClaim { store, claim, terms, outage_from: None, held: None, may_hold: false };
-    waiting.wait(until, max_waiting, &mut Waiter::new(signals), watcher).map_err(|failed| {
-        let is_clean = waiting.outage_from.is_none() && failed.never_sent || waiting.cancel();
+/// Acquires the lock, in turn with the other waiters if it is to wait for it. If the lock is not granted, the claim has
+/// left the queue or has been cancelled. The answer is [`Acquired::Held`] if the lock is held and the claim does not
+/// wait for it, or its time for that is over, or the watcher refused to wait for this holder.
+pub fn acquire(store: &mut dyn Store, claim: &Claim, wait: Wait<'_>) -> Result<Acquired, StoreError> {
+    let Wait { queue, store_retry, terms, signals, watcher } = wait;
+    let mut waiting = WaitingClaim::new(store, claim, queue, store_retry, terms);
+    waiting.wait(&mut Waiter::new(signals), watcher).map_err(|failed| {
+        let is_clean = !waiting.has_asked || waiting.cancel();
         failed.after_cancel(claim, is_clean || !waiting.may_hold)
     })
 }
 
-/// A waiting claim.
+/// A claim that is waiting, for the lock or for the store.
 struct WaitingClaim<'a> {
     store: &'a mut dyn Store,
     claim: &'a Claim,
+    /// See [`Wait::queue`].
+    queue: Option<Queue>,
+    /// See [`Wait::store_retry`].
+    store_retry: Duration,
     /// See [`Wait::terms`].
     terms: Option<Terms>,
-    /// The start of the present outage, if there is one: when the store last answered that the lock is held or that it
-    /// is busy, or when the last sleep or stop of lockrun ended; if none of these has happened, when the store was
-    /// first found slow. Until it is set, an unreachable store is an error at once.
-    outage_from: Option<Moment>,
+    /// From when an outage of the store counts: from the beginning, or from when the store last answered, or when the
+    /// last sleep or stop of lockrun ended.
+    outage_from: Moment,
+    /// Whether the watcher knows of the present outage.
+    is_away: bool,
     /// The holder that the store last named.
     held: Option<Held>,
+    /// Whether a request may have reached the store, so that there is something to cancel.
+    has_asked: bool,
     /// Whether a try was not answered: it may have acquired the lock, or still do so. A place in the queue alone is not
     /// left for ever.
     may_hold: bool,
 }
 
-impl WaitingClaim<'_> {
-    fn wait(
-        &mut self,
-        until: Option<Moment>,
-        max_waiting: Option<u32>,
-        waiter: &mut Waiter<'_>,
-        watcher: &mut dyn Watcher,
-    ) -> Result<Acquired, RequestError> {
+impl<'a> WaitingClaim<'a> {
+    /// Returns a claim for which nothing was asked yet.
+    fn new(
+        store: &'a mut dyn Store,
+        claim: &'a Claim,
+        queue: Option<Queue>,
+        store_retry: Duration,
+        terms: Option<Terms>,
+    ) -> Self {
+        let outage_from = Moment::now();
+        let (is_away, has_asked, may_hold) = (false, false, false);
+        WaitingClaim { store, claim, queue, store_retry, terms, outage_from, is_away, held: None, has_asked, may_hold }
+    }
+
+    fn wait(&mut self, waiter: &mut Waiter<'_>, watcher: &mut dyn Watcher) -> Result<Acquired, RequestError> {
+        let until = self.queue.and_then(|queue| queue.until);
         let mut backoff = Backoff::new();
         loop {
             // While lockrun is stopped, do not listen to the store. When it is continued, request again: the place in
@@ -97,16 +126,23 @@ impl WaitingClaim<'_> {
                 if let Some(signal) = self.pause(CONTINUED_CHECK, waiter, watcher)? {
                     return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
                 }
-                self.outage_from = self.outage_from.map(|_| Moment::now());
+                self.outage_from = Moment::now();
             }
             let is_last = until.is_some_and(|until| Moment::now() >= until);
-            let if_held = if is_last { IfHeld::Leave } else { IfHeld::Queue { max_waiting, until } };
+            let if_held = match self.queue.filter(|_| !is_last) {
+                Some(Queue { until, max_waiting }) => IfHeld::Queue { max_waiting, until },
+                None => IfHeld::Leave,
+            };
             let sent_at = Moment::now();
             let tried = self.store.try_acquire(self.claim, if_held);
+            self.has_asked |= tried.as_ref().map_or_else(|failed| !failed.never_sent, |_| true);
             self.may_hold |= tried.as_ref().is_err_and(|failed| !failed.never_sent);
+            if tried.is_ok() && std::mem::take(&mut self.is_away) {
+                watcher.store_back();
+            }
             match tried {
-                Ok(Acquired::Held(held)) if !is_last => {
-                    self.outage_from = Some(Moment::now());
+                Ok(Acquired::Held(held)) if if_held != IfHeld::Leave => {
+                    self.outage_from = Moment::now();
                     if watcher.waiting(&held).is_break() {
                         return Ok(self.give_up(Acquired::Held(held), watcher));
                     }
@@ -133,7 +169,7 @@ impl WaitingClaim<'_> {
                         }
                         Ok(Wakeup::HandedOver { .. } | Wakeup::AskAgain) => {
                             // The store has worked until now.
-                            self.outage_from = Some(Moment::now());
+                            self.outage_from = Moment::now();
                             backoff = Backoff::new();
                             continue;
                         }
@@ -146,7 +182,7 @@ impl WaitingClaim<'_> {
                         // time.
                         Err(_) => {
                             let now = Moment::now();
-                            self.outage_from = Some(now);
+                            self.outage_from = now;
                             backoff.worked_for(now.since(slept_from));
                         }
                     }
@@ -156,10 +192,18 @@ impl WaitingClaim<'_> {
                 Err(failed) if is_last => match (failed.retry_class, self.held.take()) {
                     // The store was too busy to answer the last request.
                     (RetryClass::Busy, Some(held)) => return Ok(self.give_up(Acquired::Held(held), watcher)),
-                    _ => return Err(failed),
+                    _ => return Err(self.after_trying(failed)),
                 },
-                Err(failed) if !self.tolerates(failed.retry_class) => return Err(failed),
-                Err(_) => {}
+                Err(failed) => match self.patience_with(failed.retry_class) {
+                    None => return Err(self.after_trying(failed)),
+                    // A store that is busy has answered.
+                    Some(left) if failed.retry_class != RetryClass::Busy && !self.is_away => {
+                        self.is_away = true;
+                        let left = until.map_or(left, |until| until.since(Moment::now()).min(left));
+                        watcher.store_away(&failed.error, left);
+                    }
+                    Some(_) => watcher.tick(),
+                },
             }
             if let Some(signal) = self.pause(backoff.next(), waiter, watcher)? {
                 return Ok(self.give_up(Acquired::Interrupted(signal), watcher));
@@ -181,18 +225,29 @@ impl WaitingClaim<'_> {
         terms.is_some_and(|terms| terms.leave_time_to_renew(sent_at, Moment::now()))
     }
 
-    /// Returns whether to try again after a request that failed with this retry class.
-    fn tolerates(&mut self, retry_class: RetryClass) -> bool {
+    /// Returns for how long to go on trying after a request that failed with this retry class; `None`: not at all.
+    fn patience_with(&mut self, retry_class: RetryClass) -> Option<Duration> {
         let now = Moment::now();
         match retry_class {
-            RetryClass::Permanent => return false,
-            RetryClass::Unavailable => {}
-            // The server is overloaded, or hangs.
-            RetryClass::Slow => self.outage_from = self.outage_from.or(Some(now)),
-            // The store works, but too many others request this lock.
-            RetryClass::Busy => self.outage_from = Some(now),
+            RetryClass::Permanent => return None,
+            // The store works, but too many others request this lock: a waiter waits for that, too.
+            RetryClass::Busy if self.queue.is_some() => {
+                self.outage_from = now;
+                return Some(Duration::MAX);
+            }
+            RetryClass::Unavailable | RetryClass::Slow | RetryClass::Busy => {}
         }
-        self.outage_from.is_some_and(|from| now.since(from) < OUTAGE_MAX)
+        Some(self.store_retry.saturating_sub(now.since(self.outage_from))).filter(|left| !left.is_zero())
+    }
+
+    /// Returns the error of the last one of several tries, which says for how long it was tried.
+    fn after_trying(&self, failed: RequestError) -> RequestError {
+        let span = Moment::now().since(self.outage_from);
+        if !self.is_away || span < MENTIONED {
+            return failed;
+        }
+        let error = anyhow!("{:#}; tried for {}", failed.error, duration::say(span));
+        RequestError { error, ..failed }
     }
 
     /// Waits for `span`. Returns a signal that would terminate lockrun, if one came.
@@ -205,7 +260,7 @@ impl WaitingClaim<'_> {
         match waiter.wait_for(None, Some(Moment::now() + span), watcher)? {
             WakeReason::Signal(signal) => return Ok(Some(signal)),
             // It was stopped meanwhile, which is no outage, either.
-            WakeReason::Resumed => self.outage_from = self.outage_from.map(|_| Moment::now()),
+            WakeReason::Resumed => self.outage_from = Moment::now(),
             WakeReason::Time | WakeReason::Ready => {}
         }
         Ok(None)

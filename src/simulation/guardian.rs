@@ -17,8 +17,8 @@ use crate::lock::ending::Ending;
 use crate::lock::lease::{Deadline, LocalLease};
 use crate::run::outcome::Outcome;
 use crate::run::renewal::{Next, Renewal};
-use crate::run::wait::{self, Wait, Watcher};
-use crate::store::{Acquired, Grant, Held, Release, Retain, Store as _};
+use crate::run::wait::{self, Queue, Wait, Watcher};
+use crate::store::{Acquired, Grant, Held, Release, Retain, Store as _, StoreError};
 use crate::supervise::guardian::{GuardianMessage, Report};
 use crate::supervise::{Finished, Launch, StopReason, Supervisor};
 use crate::sys::clock::Moment;
@@ -49,22 +49,17 @@ pub fn live(run: RunId) {
 /// Tries to acquire the lock.
 fn acquire(run: RunId, store: &mut SimulatedStore, plan: &Plan) -> Option<Grant> {
     let (port, claim) = (Port::current(), &plan.claim);
-    let acquired = if let OnHeld::Wait { span, max_waiting } = plan.on_held {
-        port.world().runs[run].is_waiting = true;
-        let until = span.map(|span| Moment::now() + span);
-        let terms = Some(plan.terms);
-        let wait = Wait { until, max_waiting, terms, signals: signals(), watcher: &mut Onlooker { run } };
-        match wait::in_turn(store, claim, wait) {
-            Ok(Acquired::Mine(grant)) => Ok(grant),
-            Ok(_) => Err("gets no lock".to_owned()),
-            Err(error) => Err(format!("gives up waiting: {error:#}")),
-        }
-    } else {
-        match wait::try_once(store, claim) {
-            Ok(Acquired::Mine(grant)) => Ok(grant),
-            Ok(_) => Err("finds it held".to_owned()),
-            Err(error) => Err(format!("cannot ask: {error:#}")),
-        }
+    let queue = match plan.on_held {
+        OnHeld::Wait { span, max_waiting } => Some(Queue { until: span.map(|span| Moment::now() + span), max_waiting }),
+        OnHeld::Fail | OnHeld::Skip { .. } => None,
+    };
+    port.world().runs[run].is_waiting = queue.is_some();
+    let (store_retry, terms) = (plan.store_retry, Some(plan.terms));
+    let wait = Wait { queue, store_retry, terms, signals: signals(), watcher: &mut Onlooker { run } };
+    let acquired = match wait::acquire(store, claim, wait) {
+        Ok(Acquired::Mine(grant)) => Ok(grant),
+        Ok(_) => Err("gets no lock".to_owned()),
+        Err(error) => Err(format!("gives up: {error:#}")),
     };
     let mut world = port.world();
     world.runs[run].is_waiting = false;
@@ -294,6 +289,14 @@ impl Watcher for Onlooker {
 
     fn waiting(&mut self, _: &Held) -> ControlFlow<()> {
         ControlFlow::Continue(())
+    }
+
+    fn store_away(&mut self, why: &StoreError, _: Duration) {
+        Port::current().world().say(self.run, &format!("finds the store away: {why:#}"));
+    }
+
+    fn store_back(&mut self) {
+        Port::current().world().say(self.run, "finds the store back");
     }
 
     fn left_behind(&mut self, what: &str) {

@@ -49,6 +49,7 @@ pub struct Plan {
     pub claim: Claim,
     pub terms: Terms,
     pub on_held: OnHeld,
+    pub store_retry: Duration,
     pub descendants: Descendants,
     pub max_runtime: Option<Duration>,
     pub min_hold: Duration,

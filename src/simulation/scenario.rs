@@ -100,6 +100,10 @@ impl Scenario {
             1 => OnHeld::Wait { span: Some(Duration::from_millis(rng.u64(..5000))), max_waiting },
             _ => OnHeld::Wait { span: None, max_waiting },
         };
+        let store_retry = match on_held {
+            OnHeld::Wait { .. } => Duration::from_mins(1),
+            _ => Duration::from_millis(rng.u64(..3000)),
+        };
         let lasts = match rng.u32(..3) {
             0 => rng.u64(MILLISECOND..100 * MILLISECOND),
             1 => rng.u64(MILLISECOND..ttl / 2),
@@ -109,6 +113,7 @@ impl Scenario {
             claim,
             terms,
             on_held,
+            store_retry,
             descendants: *choose(rng, &[Descendants::Leave, Descendants::Wait, Descendants::Kill]),
             max_runtime: (rng.u32(..8) == 0).then(|| Duration::from_nanos(rng.u64(..ttl))),
             min_hold: if rng.u32(..10) == 0 { Duration::from_nanos(rng.u64(..ttl)) } else { Duration::ZERO },

@@ -34,8 +34,8 @@ impl Address {
         let wrong = |why: String| format!("the {scheme} URL {why}{}", advice_on_password(text));
         check_characters(text).and_then(|()| (kind.parse)(text)).map_err(wrong).map(|location| Address {
             kind,
+            shown: location.name().unwrap_or_else(|| hide_password(text)),
             location: location.into(),
-            shown: hide_password(text),
         })
     }
 
@@ -51,7 +51,8 @@ impl Address {
         self.location.schema()
     }
 
-    /// Returns the URL without its password, for messages. It may contain control characters.
+    /// Returns the URL without its password, for messages; for the default store, that of its directory. It may contain
+    /// control characters.
     pub fn shown(&self) -> &str {
         &self.shown
     }

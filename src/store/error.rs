@@ -24,7 +24,7 @@ pub struct RequestError {
 /// What keeps a store from answering a request properly. The later ones are the more promising to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetryClass {
-    /// RetryClass that does not pass by itself.
+    /// The cause does not pass by itself.
     Permanent,
     /// The server is unreachable, silent, starting, or for a moment not the primary.
     Unavailable,

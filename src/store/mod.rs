@@ -59,6 +59,11 @@ trait Location: Send + Sync {
     /// Opens the store, see [`Address::open`].
     fn open(&self, timeout: Duration) -> Result<Box<dyn Backend>, String>;
 
+    /// Returns how messages name the store, if its URL does not say where it is.
+    fn name(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the SQL of the store's tables, see [`Address::schema`].
     fn schema(&self) -> Option<String> {
         None

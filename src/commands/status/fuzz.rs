@@ -75,10 +75,10 @@ pub fn check(keys: &[KeyStatus]) {
             check_harmless(&without_colours(&shown, colours));
         }
         for key in keys {
-            check_harmless(&without_colours(&page::text(key, colours), colours));
+            check_harmless(&without_colours(&page::text(key, "file:", colours), colours));
         }
     }
-    let text = json::text(keys);
+    let text = json::text(keys, "file:");
     check_harmless(&text);
     let read: serde_json::Value = serde_json::from_str(&text).expect("is JSON");
     let names: Vec<_> = read.as_array().expect("is a list").iter().map(|key| key["key"].as_str()).collect();

@@ -12,14 +12,15 @@ use crate::lock::state::Purpose;
 use crate::store::{HolderStatus, KeyStatus, WaiterStatus};
 use crate::text::escape::json_for_terminals;
 
-/// Returns the JSON text, with a newline at the end.
-pub(super) fn text(keys: &[KeyStatus]) -> String {
-    let keys: Vec<Value> = keys.iter().map(key).collect();
+/// Returns the JSON text about the keys of this store, with a newline at the end.
+pub(super) fn text(keys: &[KeyStatus], store: &str) -> String {
+    let keys: Vec<Value> = keys.iter().map(|status| key(status, store)).collect();
     json_for_terminals(&format!("{:#}\n", Value::from(keys)))
 }
 
-fn key(status: &KeyStatus) -> Value {
+fn key(status: &KeyStatus, store: &str) -> Value {
     json!({
+        "store": store,
         "key": status.key.as_str(),
         "held": !status.holders.is_empty(),
         "fence": status.fence,
@@ -128,7 +129,7 @@ mod tests {
         let past = LastRun { who, started_unix_ms: 1, ended_unix_ms: 2, ending: None };
         let key_status = KeyStatus::never_used(Key::new("k".as_ref()).expect("a key"));
         for (of, object) in [
-            ("field of a lock", key(&key_status)),
+            ("field of a lock", key(&key_status, "file:")),
             ("field of a holder", holder(&holding, 2)),
             ("field of a waiter", waiter(&waiting, 2)),
             ("field of `last`", super::past(&past)),

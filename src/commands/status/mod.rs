@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
 
-use super::open;
+use super::open_at;
 use crate::cli::name;
 use crate::config::settings::{Keys, Settings, UsageError};
 use crate::report;
@@ -54,7 +54,8 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Keys::One(key) => Some(key),
         Keys::All | Keys::Like(_) => None,
     };
-    let mut store = open(settings, None)?;
+    let address = settings.store()?;
+    let mut store = open_at(&address, settings, None)?;
     let Listing { found: mut keys, unreadable } = match store.list(key) {
         Ok(listing) => listing,
         Err(error) => {
@@ -69,12 +70,18 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
     keys.retain(|status| wanted.includes(&status.key) && (!only_held || !status.holders.is_empty()));
     let text = match form {
-        Form::Json => json::text(&keys),
+        Form::Json => json::text(&keys, address.shown()),
         Form::Metrics => metrics::text(&keys),
         Form::Text if key.is_some() => {
-            keys.iter().map(|status| page::text(status, terminal::stdout_has_colours())).collect()
+            let colours = terminal::stdout_has_colours();
+            keys.iter().map(|status| page::text(status, address.shown(), colours)).collect()
         }
-        Form::Text => table::text(&keys, terminal::stdout_width(), terminal::stdout_has_colours()),
+        Form::Text => {
+            let width = terminal::stdout_width();
+            // Only people have to be told.
+            let store = width.map_or_else(String::new, |width| table::store(address.shown(), width));
+            store + &table::text(&keys, width, terminal::stdout_has_colours())
+        }
     };
     io::stdout().write_all(text.as_bytes()).context("cannot print the status")?;
     if report::errors(&unreadable) {

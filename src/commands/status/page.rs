@@ -9,17 +9,19 @@ use crate::store::KeyStatus;
 use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
-/// Returns the page, which ends with a newline, with or without colours.
-pub(super) fn text(status: &KeyStatus, colours: bool) -> String {
+/// Returns the page about a key of this store, which ends with a newline, with or without colours.
+pub(super) fn text(status: &KeyStatus, store: &str, colours: bool) -> String {
     let paint = |colour: Colour, text: &str| if colours { colour.paint(text) } else { text.to_owned() };
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<10}{value}");
     };
     line("key", &escaped(status.key.as_str()));
+    line("store", &escaped(store));
     let state = match status.withheld {
         _ if !status.holders.is_empty() => paint(Colour::Green, "held"),
         Some(left) => format!("{} after a failover, for another {}", paint(Colour::Yellow, "withheld"), span(left)),
+        None if status.is_unused() => paint(Colour::Faint, "never used"),
         None => paint(Colour::Faint, "free"),
     };
     line("state", &state);

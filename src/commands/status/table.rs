@@ -9,15 +9,16 @@ use crate::text::colour::Colour;
 use crate::text::escape::escaped;
 
 const COLUMNS: usize = 7;
-const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "WAITING", "LAST RUN", "HOLDER"];
+const HEADINGS: [&str; COLUMNS] = ["KEY", "STATE", "FOR", "LEASE", "HOLDER", "WAITING", "LAST RUN"];
 
-/// The columns that shrink on a narrow terminal, and their minimal widths.
-const KEY: (usize, usize) = (0, 12);
-const HOLDER: (usize, usize) = (COLUMNS - 1, 8);
+/// The columns that shrink on a narrow terminal: the command goes first, then the end of the key.
+const KEY: usize = 0;
+const HOLDER: usize = 4;
+const KEY_MIN: usize = 12;
 
 /// The columns with colours.
 const STATE: usize = 1;
-const LAST_RUN: usize = 5;
+const LAST_RUN: usize = 6;
 
 const GAP: usize = 2;
 
@@ -37,13 +38,20 @@ pub(super) fn text(keys: &[KeyStatus], width: Option<usize>, colours: bool) -> S
     if let Some(width) = width {
         let needed = widths.iter().sum::<usize>() + GAP * (COLUMNS - 1);
         let mut surplus = needed.saturating_sub(width);
-        for (column, least) in [HOLDER, KEY] {
+        // Host and process id stay.
+        let holder_min = rows.iter().map(|row| row[HOLDER].split(" (").next().unwrap_or_default().width() + 1).max();
+        for (column, least) in [(HOLDER, holder_min.unwrap_or(0)), (KEY, KEY_MIN)] {
             let cut = widths[column].saturating_sub(least).min(surplus);
             widths[column] -= cut;
             surplus -= cut;
         }
     }
     rows.iter().map(|row| line(row, &widths, width, colours)).collect()
+}
+
+/// Returns the line above the table, which names the store, for a terminal of this width.
+pub(super) fn store(store: &str, width: usize) -> String {
+    cut(&format!("store {}", escaped(store)), width) + "\n"
 }
 
 fn rows(status: &KeyStatus) -> Vec<Row> {
@@ -58,10 +66,10 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
         None => last,
     };
     if let (true, Some(withheld)) = (status.holders.is_empty(), status.withheld) {
-        return vec![[key, "withheld".into(), "-".into(), span(withheld), waiting, last, "-".into()]];
+        return vec![[key, "withheld".into(), "-".into(), span(withheld), "-".into(), waiting, last]];
     }
     if status.holders.is_empty() {
-        return vec![[key, "free".into(), "-".into(), "-".into(), waiting, last, "-".into()]];
+        return vec![[key, "free".into(), "-".into(), "-".into(), "-".into(), waiting, last]];
     }
     let holders = status.holders.iter().map(|holding| {
         [
@@ -69,13 +77,13 @@ fn rows(status: &KeyStatus) -> Vec<Row> {
             state(holding).into(),
             span(between(holding.since_ms, status.now_ms)),
             holding.expires_in.map_or_else(|| "-".into(), span),
-            waiting.clone(),
-            last.clone(),
             match (&holding.value, holding.slot) {
                 (Some(value), _) => format!("value {}: {}", escaped(value), holding.who),
                 (None, Some(slot)) => format!("slot {slot}: {}", holding.who),
                 (None, None) => holding.who.to_string(),
             },
+            waiting.clone(),
+            last.clone(),
         ]
     });
     holders.collect()
@@ -175,10 +183,16 @@ mod tests {
         let free = KeyStatus::never_used(Key::new("b".as_ref()).expect("is a key"));
         assert_eq!(
             text(&[held("nightly", "./report.sh"), free], None, false),
-            "KEY      STATE  FOR     LEASE  WAITING  LAST RUN  HOLDER\n\
-             nightly  held   3m 12s  24s    -        -         web-1 pid 7 (deploy: ./report.sh)\n\
-             b        free   -       -      -        -         -\n"
+            "KEY      STATE  FOR     LEASE  HOLDER                             WAITING  LAST RUN\n\
+             nightly  held   3m 12s  24s    web-1 pid 7 (deploy: ./report.sh)  -        -\n\
+             b        free   -       -      -                                  -        -\n"
         );
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_host_and_process_id() {
+        let text = text(&[held("nightly-report-of-all", &"x".repeat(300))], Some(60), false);
+        assert!(text.contains("web-1 pid 7") && text.contains("WAITING"), "{text}");
     }
 
     #[test]

@@ -355,6 +355,8 @@ impl HolderState {
             since: Some(Duration::from_millis(now.ms.saturating_sub(self.since_ms))),
             expires_in: self.lease.and_then(|lease| lease.ends_ms).map(|ends_ms| now.until(ends_ms)),
             token: Some(self.token.clone()),
+            purpose: self.purpose,
+            is_revoked: self.revoked_by.is_some(),
             ..Held::default()
         }
     }

@@ -10,9 +10,16 @@ use super::*;
 use crate::lock::holder::Holder;
 use crate::lock::key::Key;
 use crate::lock::lease::Ttl;
+use crate::lock::state::Purpose;
 use crate::lock::token::Token;
 use crate::store::{KeyStatus, Listing, Release, Released, Renewed, Revoked};
 use crate::sys::simulated::{self, Surroundings};
+
+/// For how long these claims try a store that is away.
+const RETRY: Duration = Duration::from_mins(1);
+
+/// A wait for ever.
+const FOR_EVER: Option<Queue> = Some(Queue { until: None, max_waiting: None });
 
 const GRANT: Grant = Grant { fence: 7, slot: 0, lease_from: None, by_hand_off: false };
 
@@ -85,11 +92,19 @@ struct Onlooker {
     is_stopped: Cell<bool>,
     /// What was reported as left in the store.
     left: Vec<String>,
+    /// The outages of the store, and their ends.
+    outages: Vec<String>,
 }
 
 impl Onlooker {
     fn new(goes_on: bool) -> Self {
-        Onlooker { goes_on, stops: RefCell::default(), is_stopped: Cell::new(false), left: Vec::new() }
+        Onlooker {
+            goes_on,
+            stops: RefCell::default(),
+            is_stopped: Cell::new(false),
+            left: Vec::new(),
+            outages: Vec::new(),
+        }
     }
 }
 
@@ -114,6 +129,14 @@ impl Watcher for Onlooker {
         if self.goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
+    fn store_away(&mut self, why: &StoreError, _: Duration) {
+        self.outages.push(why.to_string());
+    }
+
+    fn store_back(&mut self) {
+        self.outages.push("back".to_owned());
+    }
+
     fn left_behind(&mut self, what: &str) {
         self.left.push(what.to_owned());
     }
@@ -133,6 +156,8 @@ const HELD: Answer = Ok(Acquired::Held(Held {
     look_in: None,
     last_fence: 0,
     token: None,
+    purpose: Purpose::Run,
+    is_revoked: false,
 }));
 
 fn failed<T>(is_transient: bool, never_sent: bool) -> Result<T, RequestError> {
@@ -151,8 +176,10 @@ fn wait(
     let (tries, sleeps) = (tries.into_iter().collect(), sleeps.into_iter().collect());
     let mut store = Scripted { tries, sleeps, ..Scripted::default() };
     let signals = Signals::take_over().expect("signals can be blocked");
-    let wait = Wait { until, max_waiting: None, terms: None, signals: &signals, watcher: &mut Onlooker::new(goes_on) };
-    let acquired = in_turn(&mut store, &Claim::example(), wait).map_err(|error| error.to_string());
+    let queue = Some(Queue { until, max_waiting: None });
+    let watcher = &mut Onlooker::new(goes_on);
+    let wait = Wait { queue, store_retry: RETRY, terms: None, signals: &signals, watcher };
+    let acquired = acquire(&mut store, &Claim::example(), wait).map_err(|error| error.to_string());
     (acquired, store)
 }
 
@@ -212,10 +239,9 @@ fn wait_through(
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: tries.into_iter().collect(), ..Scripted::default() };
     let claim = Claim::example();
-    let outage_from = Some(Moment::from_boot(UPTIME).before(outage));
-    let mut waiting =
-        WaitingClaim { store: &mut store, claim: &claim, terms: None, outage_from, held: None, may_hold: false };
-    IdleMachine::with(|| waiting.wait(None, None, &mut Waiter::new(&signals), onlooker))
+    let mut waiting = WaitingClaim::new(&mut store, &claim, FOR_EVER, RETRY, None);
+    waiting.outage_from = Moment::from_boot(UPTIME).before(outage);
+    IdleMachine::with(|| waiting.wait(&mut Waiter::new(&signals), onlooker))
 }
 
 #[test]
@@ -244,12 +270,82 @@ fn a_signal_leaves_the_queue() {
     assert_eq!((acquired, store.cancelled), (Ok(Acquired::Interrupted(15)), 1));
 }
 
+/// Tries, on an idle machine, to acquire a lock in a store with these answers, without waiting for the lock, but for so
+/// long for the store. Returns the result, with an error as text, the store, and how long it took.
+fn try_for(
+    store_retry: Duration,
+    tries: impl IntoIterator<Item = Answer>,
+) -> (Result<Acquired, String>, Scripted, Duration) {
+    let mut store = Scripted { tries: tries.into_iter().collect(), ..Scripted::default() };
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let watcher = &mut Onlooker::new(true);
+    let wait = Wait { queue: None, store_retry, terms: None, signals: &signals, watcher };
+    let (acquired, took) = IdleMachine::with(|| {
+        let began = Moment::now();
+        (acquire(&mut store, &Claim::example(), wait), Moment::now().since(began))
+    });
+    (acquired.map_err(|error| error.to_string()), store, took)
+}
+
 #[test]
-fn a_store_that_has_never_answered_is_not_waited_for() {
+fn without_patience_a_store_is_tried_once() {
     for (never_sent, cancelled) in [(true, 0), (false, 1)] {
-        let (acquired, store) = wait_for_ever([failed(true, never_sent)]);
+        let (acquired, store, _) = try_for(Duration::ZERO, [failed(true, never_sent)]);
         assert_eq!((acquired, store.cancelled), (Err("the store fails".into()), cancelled));
     }
+    let (acquired, store, _) = try_for(Duration::ZERO, [busy()]);
+    assert_eq!((acquired, store.cancelled), (Err("the store is busy".into()), 0));
+}
+
+#[test]
+fn a_store_that_is_away_is_tried_for_as_long_as_was_asked() {
+    for last in [MINE, HELD] {
+        let (acquired, store, _) = try_for(RETRY, [failed(true, true), slow(), busy(), last]);
+        let held = Ok(Acquired::Held(Held::default()));
+        assert!(acquired == Ok(Acquired::Mine(GRANT)) || acquired == held);
+        assert_eq!((store.asked, store.cancelled), (vec![IfHeld::Leave; 4], 0));
+    }
+    for fails in [|| failed(true, true), busy] {
+        let (acquired, _, took) = try_for(Duration::from_secs(5), std::iter::repeat_with(fails).take(100));
+        let error = acquired.expect_err("it stays away");
+        assert!(error.starts_with("the store "), "{error}");
+        assert!(took >= Duration::from_secs(5) && took < Duration::from_secs(6), "{took:?}");
+    }
+    let (acquired, _, _) = try_for(Duration::from_secs(5), std::iter::repeat_with(|| failed(true, true)).take(100));
+    assert_eq!(acquired, Err("the store fails; tried for 5s".into()));
+    // What does not pass is not tried again.
+    let (acquired, store, _) = try_for(RETRY, [failed(true, true), failed(false, true)]);
+    assert_eq!((acquired, store.asked.len()), (Err("the store fails".into()), 2));
+}
+
+// "Never longer than the wait itself."
+#[test]
+fn a_store_is_not_tried_for_longer_than_the_wait() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let tries = std::iter::repeat_with(|| failed(true, true)).take(100).collect();
+    let mut store = Scripted { tries, ..Scripted::default() };
+    let watcher = &mut Onlooker::new(true);
+    let until = Some(Moment::from_boot(UPTIME) + Duration::from_secs(3));
+    let queue = Some(Queue { until, max_waiting: None });
+    let wait = Wait { queue, store_retry: RETRY, terms: None, signals: &signals, watcher };
+    let took = IdleMachine::with(|| {
+        acquire(&mut store, &Claim::example(), wait).expect_err("it stays away");
+        Moment::now().since(Moment::from_boot(UPTIME))
+    });
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert_eq!(store.asked.last(), Some(&IfHeld::Leave));
+}
+
+#[test]
+fn the_watcher_hears_of_each_outage_once() {
+    let signals = Signals::take_over().expect("signals can be blocked");
+    let outage = || [failed(true, true), slow()];
+    let tries = outage().into_iter().chain([HELD]).chain(outage()).chain([busy(), MINE]).collect();
+    let mut store = Scripted { tries, ..Scripted::default() };
+    let mut watcher = Onlooker::new(true);
+    let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher: &mut watcher };
+    acquire(&mut store, &Claim::example(), wait).expect("the store does not fail");
+    assert_eq!(watcher.outages, ["the store fails", "back", "the store fails", "back"]);
 }
 
 #[test]
@@ -287,24 +383,16 @@ fn a_long_sleep_is_no_outage() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [failed(true, true), HELD, slow(), MINE].into(), ..Scripted::default() };
     let claim = Claim::example();
-    let mut waiting = WaitingClaim {
-        store: &mut store,
-        claim: &claim,
-        terms: None,
-        outage_from: Some(Moment::now()),
-        held: None,
-        may_hold: false,
-    };
+    let mut waiting = WaitingClaim::new(&mut store, &claim, FOR_EVER, RETRY, None);
     let mut onlooker = Onlooker::new(true);
-    let waited = waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker);
+    let waited = waiting.wait(&mut Waiter::new(&signals), &mut onlooker);
     assert!(matches!(waited, Ok(Acquired::Mine(GRANT))));
-    let woken_at = waiting.outage_from.expect("it was heard of");
-    assert!(Moment::now().since(woken_at) < OUTAGE_MAX);
+    assert!(Moment::now().since(waiting.outage_from) < RETRY);
 }
 
 #[test]
 fn patience_with_a_slow_store_ends() {
-    let waited = wait_through(2 * OUTAGE_MAX, [slow()], &mut Onlooker::new(true));
+    let waited = wait_through(2 * RETRY, [slow()], &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that has been slow for too long");
 }
 
@@ -334,11 +422,11 @@ fn the_pauses_grow_only_while_connections_do_not_last() {
         let tries = std::iter::repeat_with(|| HELD).take(cuts).chain([MINE]).collect();
         let sleeps = std::iter::repeat_with(|| failed(true, true)).take(cuts).collect();
         let mut store = Scripted { tries, sleeps, sleeps_for, ..Scripted::default() };
-        let wait =
-            Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut Onlooker::new(true) };
+        let watcher = &mut Onlooker::new(true);
+        let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher };
         let (acquired, took) = IdleMachine::with(|| {
             let begin = Moment::now();
-            (in_turn(&mut store, &Claim::example(), wait), Moment::now().since(begin))
+            (acquire(&mut store, &Claim::example(), wait), Moment::now().since(begin))
         });
         assert_eq!(acquired.expect("the store does not fail"), Acquired::Mine(GRANT));
         took.saturating_sub(sleeps_for * 20)
@@ -358,7 +446,7 @@ fn what_does_not_pass_ends_the_wait_and_leaves_the_queue() {
 
 #[test]
 fn patience_with_an_outage_ends() {
-    let waited = wait_through(2 * OUTAGE_MAX, [failed(true, true)], &mut Onlooker::new(true));
+    let waited = wait_through(2 * RETRY, [failed(true, true)], &mut Onlooker::new(true));
     assert!(waited.is_err(), "it goes on waiting for a store that has been away for too long");
 }
 
@@ -378,12 +466,10 @@ fn patience_begins_anew_when_the_waiter_is_continued() {
     let tries = [failed(true, true), failed(true, true), MINE].into();
     let mut store = Scripted { tries, ..Scripted::default() };
     let claim = Claim::example();
-    let outage_from = Some(Moment::from_boot(UPTIME));
-    let mut waiting =
-        WaitingClaim { store: &mut store, claim: &claim, terms: None, outage_from, held: None, may_hold: false };
+    let mut waiting = WaitingClaim::new(&mut store, &claim, FOR_EVER, RETRY, None);
+    waiting.outage_from = Moment::from_boot(UPTIME);
     let mut onlooker = Onlooker::new(true);
-    let waited =
-        IdleMachine::suspending(2 * OUTAGE_MAX, || waiting.wait(None, None, &mut Waiter::new(&signals), &mut onlooker));
+    let waited = IdleMachine::suspending(2 * RETRY, || waiting.wait(&mut Waiter::new(&signals), &mut onlooker));
     assert!(matches!(waited, Ok(Acquired::Mine(GRANT))));
 }
 
@@ -392,8 +478,8 @@ fn nothing_is_asked_for_while_lockrun_is_stopped() {
     let signals = Signals::take_over().expect("signals can be blocked");
     let mut store = Scripted { tries: [HELD, MINE].into(), ..Scripted::default() };
     let mut watcher = Onlooker { stops: RefCell::new([true; 2].into()), ..Onlooker::new(true) };
-    let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
-    let acquired = in_turn(&mut store, &Claim::example(), wait).expect("the store does not fail");
+    let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher: &mut watcher };
+    let acquired = acquire(&mut store, &Claim::example(), wait).expect("the store does not fail");
     assert_eq!(acquired, Acquired::Mine(GRANT));
 }
 
@@ -410,8 +496,9 @@ fn what_may_be_left_behind_is_reported() {
             let sleeps = [Ok(Wakeup::Signal(15))].into();
             let mut store = Scripted { tries, sleeps, is_away, ..Scripted::default() };
             let mut watcher = Onlooker::new(goes_on);
-            let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
-            in_turn(&mut store, claim, wait).expect("the store does not fail");
+            let wait =
+                Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher: &mut watcher };
+            acquire(&mut store, claim, wait).expect("the store does not fail");
             let is_told = watcher.left.iter().any(|left| left.contains("lockrun break"));
             let is_to_be_told = is_away && !is_answered && claim.ttl == Ttl::None;
             assert_eq!(
@@ -424,8 +511,8 @@ fn what_may_be_left_behind_is_reported() {
     for (last, is_to_be_told) in [(failed(false, true), false), (failed(false, false), true)] {
         let mut store = Scripted { tries: [HELD, last].into(), is_away: true, ..Scripted::default() };
         let mut watcher = Onlooker::new(true);
-        let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher: &mut watcher };
-        let error = in_turn(&mut store, &lasting, wait).expect_err("the store fails");
+        let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher: &mut watcher };
+        let error = acquire(&mut store, &lasting, wait).expect_err("the store fails");
         assert_eq!(error.to_string().contains("lockrun break"), is_to_be_told, "{error}");
     }
 }
@@ -458,8 +545,8 @@ fn is_handed_over_to(watcher: &mut Onlooker, fence: u64, after: Duration, terms:
         ..Scripted::default()
     };
     let claim = Claim { ttl: Ttl::Lasts(TERMS.ttl), ..Claim::example() };
-    let wait = Wait { until: None, max_waiting: None, terms, signals: &signals, watcher };
-    let acquired = IdleMachine::with(|| in_turn(&mut store, &claim, wait));
+    let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms, signals: &signals, watcher };
+    let acquired = IdleMachine::with(|| acquire(&mut store, &claim, wait));
     assert_eq!(store.cancelled, 0);
     (acquired.expect("the store does not fail"), store.asked.len())
 }
@@ -509,8 +596,8 @@ fn a_place_is_prolonged_three_times_in_its_length_and_looked_after_before() {
         let mut store = Scripted { tries: [answer, MINE].into(), ..Scripted::default() };
         let claim = Claim { ttl, ..Claim::example() };
         let watcher = &mut Onlooker::new(true);
-        let wait = Wait { until: None, max_waiting: None, terms: None, signals: &signals, watcher };
-        IdleMachine::with(|| in_turn(&mut store, &claim, wait)).expect("the store does not fail");
+        let wait = Wait { queue: FOR_EVER, store_retry: RETRY, terms: None, signals: &signals, watcher };
+        IdleMachine::with(|| acquire(&mut store, &claim, wait)).expect("the store does not fail");
         store.slept_for[0]
     };
     let seconds = Duration::from_secs;

@@ -46,7 +46,7 @@ fn hand_off(store: &mut dyn Store, key: &Key) -> Result<(), StoreError> {
     let queue = IfHeld::Queue { max_waiting: None, until: None };
     let before = match ask(store, &first, IfHeld::Leave)? {
         Acquired::Mine(grant) => grant,
-        Acquired::Held(held) if held.withheld.is_some() => bail!("it is held by {held}"),
+        Acquired::Held(held) if held.withheld.is_some() => bail!("it is {held}"),
         _ => bail!("a lock that is free is not granted"),
     };
     let Acquired::Held(_) = ask(store, &second, queue)? else { bail!("a lock that is held is granted") };

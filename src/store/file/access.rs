@@ -17,11 +17,11 @@ use anyhow::{Context, bail};
 use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, umask};
-use nix::unistd::geteuid;
+use nix::unistd::{Uid, geteuid};
 
 use super::group::Group;
 use crate::store::StoreError;
-use crate::sys::{acl, trust};
+use crate::sys::{accounts, acl, trust};
 use crate::text::escape::escaped_path;
 use crate::text::shell::{path_word, word};
 
@@ -128,10 +128,18 @@ impl Access {
             );
         }
         if stat.st_uid != geteuid().as_raw() {
+            let owner = accounts::user_name(Uid::from_raw(stat.st_uid));
+            let owner = owner.unwrap_or_else(|| format!("uid {}", stat.st_uid));
+            // The default directory is named after this user, so another one has no business there.
+            if *self == Access::Owner {
+                bail!(
+                    "refuses the lock directory {path}: it belongs to {owner}, who could delete lock files; let root find out \
+                     who created it, and remove it, or name another for all runs with --store file:/DIR"
+                );
+            }
             bail!(
-                "refuses the lock directory {path}: it belongs to uid {}, who could delete lock files; \
-                 have it removed, or name another for all runs with --store file:/DIR",
-                stat.st_uid
+                "refuses the lock directory {path}: it belongs to {owner}, who could delete lock files; to see or use the \
+                 locks there, run lockrun as {owner}, and for locks of your own name another directory with --store file:/DIR"
             );
         }
         if stat.st_mode & forbidden != 0 {

@@ -180,7 +180,7 @@ pub(super) fn path_of(named: Option<&Path>) -> Result<PathBuf, StoreError> {
 /// Returns where the locks of this user are if no directory is named. This must not depend on the environment, or on
 /// whether the directory can be created: unless cron jobs, shells and services use the same path, two runs hold one
 /// lock.
-fn default_path() -> Result<PathBuf, StoreError> {
+pub(super) fn default_path() -> Result<PathBuf, StoreError> {
     let user = geteuid();
     let name = format!("lockrun-{user}");
     let (parent, name) = if user.is_root() { OF_ROOT } else { (OF_USERS, name.as_str()) };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::FileStore;
 use super::access::Access;
+use super::directory::default_path;
 use super::group::Group;
 use crate::store::url::{AFTER_PATHS, Parameters, check_separators, decoded_path, refuse_if, split_query};
 use crate::store::{Backend, Kind, Location};
@@ -24,6 +25,11 @@ impl Location for FileAddress {
             FileAddress(Some(_), Some(group)) => Access::Group(Group::find(group)?),
         };
         Ok(Box::new(FileStore::new(self.0.clone(), access)))
+    }
+
+    fn name(&self) -> Option<String> {
+        let default = if self.0.is_none() { default_path().ok() } else { None };
+        default.map(|path| format!("file:{}", path.display()))
     }
 }
 

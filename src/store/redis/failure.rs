@@ -41,8 +41,8 @@ const SLOT_MOVING: [&str; 3] = ["MOVED", "ASK", "TRYAGAIN"];
 const CLIENT_REJECTED: [&str; 4] = ["DENIED", FULL, "NOAUTH", "ERR Protocol error: unauthenticated "];
 
 /// The beginnings of errors by which a server rejects one request that it does not look at: the client lacks the right,
-/// or the server the command.
-const UNREAD: [&str; 2] = ["NOPERM", "ERR unknown command"];
+/// or the server the command, or it is not ready.
+const UNREAD: [&str; 5] = ["NOPERM", "ERR unknown command", "LOADING", "MASTERDOWN", "CLUSTERDOWN"];
 
 /// Why a request failed.
 pub(super) type Failure = failure::Failure<ServerError>;

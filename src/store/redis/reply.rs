@@ -170,11 +170,14 @@ fn read_holder(holder: &Value) -> Option<Held> {
     let [Value::Int(since), Value::Int(expires_in), Value::BulkString(info), token] = fields(holder) else {
         return None;
     };
+    let info = Info::read(info);
     Some(Held {
-        holder: Info::read(info).who,
+        holder: info.who,
         since: millis(*since),
         expires_in: millis(*expires_in),
         token: read_token(token),
+        purpose: info.purpose,
+        is_revoked: info.is_revoked,
         ..Held::default()
     })
 }

@@ -93,6 +93,12 @@ on_every_lease_store!(a_run_is_stopped_before_the_next_begins, |store| {
     output.said("it will be free when its command has been stopped, within ");
     let told = status(store, "broken");
     assert_eq!((&told["held"], &told["holders"][0]["revoked"]), (&Value::from(true), &Value::from(true)));
+    Lockrun::new(store)
+        .key("broken")
+        .command(["true"])
+        .run()
+        .exited(75)
+        .said(", but revoked: free when its command has ended");
     // Again: nothing changes, and the holder is still known.
     break_lock(store, "broken", &[]).exited(0).said("was taken from");
     let output = run.wait().exited(79).said("it was revoked by ");

@@ -37,6 +37,8 @@ on_every_store!(the_life_of_a_lock_by_hand, |store| {
     assert!(token.len() == 36 && !token.contains(char::is_whitespace), "{output}");
     assert!(is_held(store, "deploy"));
     acquire(store, "deploy", &[]).run().exited(75).printed("").said("lock \"deploy\" is held by ");
+    let refused = Lockrun::new(store).key("deploy").command(["true"]).run().exited(75);
+    refused.said(", acquired by hand: free in ").said(", or when it is released\n");
     acquire(store, "deploy", &["--skip"]).run().exited(0).printed("").silent();
     acquire(store, "deploy", &["--fail", "-E", "9"]).run().exited(9).printed("").said("is held by");
     acquire(store, "deploy", &["--wait", "100ms"]).run().exited(75).printed("").said("is held by");
@@ -390,8 +392,8 @@ fn a_boot_id_of_another_container() {
     retain("kept inside", &["--keep", "--ttl", "10m"]).in_shell(&inside).alone().exited(0).silent();
     for key in ["outside", "kept", "held", "inside", "kept inside"] {
         for call in [hold(key), Lockrun::new(&store).key(key).command(["echo", "ran"])] {
-            call.in_shell(&inside).alone().exited(75).printed("").said("is held by");
-            call.run().exited(75).printed("").said("is held by");
+            call.in_shell(&inside).alone().exited(75).printed("").said(": free in ");
+            call.run().exited(75).printed("").said(": free in ");
         }
     }
     let ours = token(&store, "released", &["--ttl", "10m"]);

@@ -102,9 +102,10 @@ on_every_store!(locks_can_be_chosen, |store| {
     assert_eq!(names(&["--held"]), ["backup-c"]);
     assert_eq!(names(&["nothing-*"]), [] as [&str; 0]);
     // With `--key` it is a name, not a pattern.
-    status(store, &["--key", "backup-*"])
-        .exited(0)
-        .printed("key       backup-*\nstate     free\nlast run  none is known\n");
+    status(store, &["--key", "backup-*"]).exited(0).printed(&format!(
+        "key       backup-*\nstore     {}\nstate     never used\nlast run  none is known\n",
+        store.name_of_url()
+    ));
     Lockrun::other("status", store).args(["--held", "billing"]).run().exited(64).said("--held");
 });
 

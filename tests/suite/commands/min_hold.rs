@@ -22,6 +22,8 @@ on_every_store!(the_status_comes_at_once, |store| {
             None => output.died_of(Signal::SIGUSR1),
         };
         assert!(is_held(store, "held"), "{output}");
+        let refused = Lockrun::new(store).key("held").command(["true"]).run().exited(75);
+        refused.said("lock \"held\" is kept by ").said(" after its run: free in ").said(", or when it is released\n");
         let left = expires_in(store, "held").expect("it ends");
         assert!((300_000..=600_000).contains(&left), "{left}");
         let told = status(store, "held");

@@ -25,7 +25,10 @@ fn read(store: &Store, options: &[&str]) -> Output {
 on_every_store!(the_status_says_whether_it_is_held, |store| {
     read(store, &[]).exited(0);
     assert_eq!(all(store), [] as [Value; 0]);
-    read(store, &["--key", "one"]).exited(0).printed("key       one\nstate     free\nlast run  none is known\n");
+    let name = store.name_of_url();
+    let unused = format!("key       one\nstore     {name}\nstate     never used\nlast run  none is known\n");
+    read(store, &["--key", "one"]).exited(0).printed(&unused);
+    assert_eq!(status(store, "one")["store"], json!(name));
     let holder = Holder::new(store, "one");
     let page = read(store, &["--key", "one"]).exited(75).stdout();
     assert!(page.contains("state     held\n") && page.contains(&holder.command()), "{page}");
@@ -36,7 +39,26 @@ on_every_store!(the_status_says_whether_it_is_held, |store| {
     assert!(table.starts_with("KEY ") && table.contains(&holder.command()), "{table}");
     read(store, &["--json"]).exited(0);
     holder.end();
-    read(store, &["--key", "one"]).exited(0);
+    assert!(read(store, &["--key", "one"]).exited(0).stdout().contains("state     free\n"));
+});
+
+// "Name the store in status (a first line on a terminal)", also where there are no locks.
+on_every_store!(on_a_terminal_the_store_is_named, |store| {
+    let shown = || {
+        let mut command = Command::new(PROGRAM);
+        command.args(["status", "--store", &store.url()]);
+        let mut terminal = Terminal::start(command, &[("TERM", "dumb")]);
+        assert!(terminal.wait().success());
+        terminal.watch(LONG)
+    };
+    let line = format!("store {}", store.name_of_url());
+    let is_named =
+        |shown: &str| shown.lines().next().is_some_and(|first| line.starts_with(first.trim_end_matches('…')));
+    let empty = shown();
+    assert!(is_named(&empty) && empty.contains("KEY "), "{empty}");
+    let holder = Holder::new(store, "one");
+    let one = shown();
+    assert!(is_named(&one) && one.contains(&format!(" pid {}", holder.pid())), "{one}");
 });
 
 // "Holders (host, pid, user, command, since, expires in, fence, slot)."
@@ -251,7 +273,7 @@ on_every_store!(hostile_text_is_escaped, |store| {
     }
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.lines().skip(1).all(|line| keys.iter().any(|key| line.starts_with(&key[..6]))), "{table}");
-    assert_eq!(page.lines().count(), if store.has_leases() { 9 } else { 8 }, "{page}");
+    assert_eq!(page.lines().count(), if store.has_leases() { 10 } else { 9 }, "{page}");
     assert_eq!((held.lines().count(), broken.lines().count()), (1, 1));
     let told: Vec<Value> = serde_json::from_str(&json).expect("is JSON");
     assert_eq!((&told[0]["holders"][0]["host"], &told[0]["last"]["user"]), (&json!(HOSTILE), &json!(HOSTILE)));
@@ -269,7 +291,7 @@ on_every_store!(the_table_fits_a_terminal, |store| {
         let mut terminal = Terminal::start(command, &[("NO_COLOR", "1")]);
         assert!(terminal.wait().success());
         let seen = terminal.watch(LONG);
-        assert_eq!(seen.lines().count(), 3, "{seen:?}");
+        assert_eq!(seen.lines().count(), 4, "{seen:?}");
         for line in seen.lines() {
             // These two are drawn in two columns each.
             let width = line.chars().count() + line.matches(['漢', '字']).count();

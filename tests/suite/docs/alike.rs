@@ -26,7 +26,10 @@ fn line(line: &str) -> String {
         words.push(if is_user { "(USER:".into() } else { word });
     }
     let line = words.join(" ");
-    for name in ["host", "user"] {
+    if line.starts_with("store ") {
+        return "store ANY".into();
+    }
+    for name in ["host", "user", "store"] {
         let field = format!("\"{name}\": \"");
         if let Some((before, after)) = line.split_once(&field) {
             let rest = after.split_once('"').map_or("", |(_, rest)| rest);

@@ -5,7 +5,7 @@ use super::pages::Block;
 /// Blocks that are only parsed, by their first lines: they build or install lockrun, or need many servers.
 const PARSED: [&str; 4] = [
     "lockrun --store redis+sentinel://sentinel-1,sentinel-2,sentinel-3/mymaster --key nightly-report -- ./report.sh",
-    "make",
+    "sudo apt-get install -y git make gcc libc6-dev curl",
     "cargo run --release -- --key nightly-report -- ./examples/report.sh",
     "make                # the release binary",
 ];

@@ -36,7 +36,12 @@ impl Case {
         let output =
             self.run.wait().exited(79).said("is lost, and the command is stopped: it could not be renewed in time: ");
         assert_eq!(output.stderr().lines().count(), 1, "{}: {output}", self.what);
-        assert_eq!(self.events.names(), ["acquired", "started", "lost", "killed", "finished"], "{}", self.what);
+        assert_eq!(
+            self.events.names(),
+            ["acquired", "started", "outage", "lost", "killed", "finished"],
+            "{}",
+            self.what
+        );
         assert_eq!(self.events.one("lost")["stops_command"], true);
     }
 }

@@ -39,7 +39,7 @@ on_every_lease_store!(a_repeated_request_without_an_answer_keeps_what_the_first_
     // From now on a Redis server has the scripts.
     assert!(is_free(store, "again"));
     let proxy = &store.proxy();
-    for options in [&[][..], &["--wait"], &["--ttl", "none"]] {
+    for options in [&[][..], &["--wait", "--store-retry", "0"], &["--ttl", "none"]] {
         ask_in_vain(proxy, "again", OURS, options);
         // On a busy machine it may not be cancelled in time.
         held_in_time(!is_held(store, "again"), &format!("nothing is held: {options:?}"));
@@ -90,7 +90,7 @@ on_every_lease_store!(a_request_under_the_token_of_a_run_keeps_its_lock, |store|
     let mut run = call.sh("echo $LOCKRUN_TOKEN; echo ready; read line || :").with_open_input();
     run.run.wait_for_line("ready");
     let its = run.run.stdout().lines().next().expect("a token").to_owned();
-    for options in [&[][..], &["--wait"]] {
+    for options in [&[][..], &["--wait", "--store-retry", "0"]] {
         if store.as_etcd().is_some() {
             // Nothing has to be written, so nothing goes unanswered.
             token(store, "run", &[&["--token", &its], options].concat());

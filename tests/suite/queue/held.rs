@@ -145,7 +145,7 @@ on_every_store!(a_holder_that_hangs_is_not_skipped_for_ever, |store| {
         let output = attempt(store, "hangs", &["--skip=1s"]).printed("");
         let is_late = output.status == Some(75);
         if is_late {
-            output.said("is held by");
+            output.said("is held by").said("; that is longer than --skip=1s allows");
         } else {
             output.exited(0).silent();
         }

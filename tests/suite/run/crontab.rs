@@ -185,7 +185,8 @@ on_every_lease_store!(the_next_server_runs_what_has_failed, |store| {
 #[test]
 fn without_the_store_there_is_mail_and_no_report() {
     let crontab = Crontab::shipped();
-    let server = Server::new(&crontab, "redis://127.0.0.1:1");
+    let mut server = Server::new(&crontab, "redis://127.0.0.1:1");
+    server.variables.insert("LOCKRUN_STORE_RETRY".into(), "1s".into());
     for command in &crontab.commands {
         let output = server.start(command).wait().exited(69).said("127.0.0.1:1");
         assert_eq!(output.stdout(), "");

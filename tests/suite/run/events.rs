@@ -130,10 +130,15 @@ on_every_store!(errors_are_logged, |store| {
 
     let events = Events::new();
     let call = events.of(Lockrun::new(store)).key("k").args(["--max-runtime", "0.2"]).command(["sleep", "60"]);
-    call.run().exited(124).said("--max-runtime 200ms has passed");
+    let said =
+        call.run().exited(124).said("lockrun: lock \"k\": the command was stopped: --max-runtime 200ms has passed\n");
+    assert_eq!(said.stderr().lines().count(), 1, "{said}");
     assert_eq!(events.names(), ["acquired", "started", "killed", "finished", "released"]);
     let killed = events.one("killed");
     assert!(killed["why"].as_str().expect("why").contains("--max-runtime 200ms"), "{killed}");
+    let stubborn = Lockrun::new(store).key("stubborn").args(["--max-runtime", "0.2", "--kill-after", "100ms"]);
+    let stubborn = stubborn.sh("trap '' TERM; while :; do sleep 0.05; done").run().exited(124);
+    stubborn.said("--max-runtime 200ms has passed; it did not end on TERM, and was killed");
     assert_eq!(number(&events.one("finished"), "signal"), 15);
 });
 

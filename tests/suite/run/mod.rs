@@ -24,6 +24,7 @@ mod sandboxed;
 mod short_lived;
 mod signals;
 mod stalled;
+mod store_retry;
 mod suspended;
 mod takeover;
 mod terminal;

@@ -32,6 +32,22 @@ on_every_store!(a_wait_for_oneself_is_refused, |store| {
     assert!(!is_held(store, "a"));
 });
 
+// "Refused as when the variables say so", where a program on the way, such as sudo, has dropped them.
+on_every_store!(without_its_variables_too, |store| {
+    let bare = |words: &str| format!("env -i PATH=\"$PATH\" LOCKRUN_STORE=\"$LOCKRUN_STORE\" {}", inner(words));
+    for wait in ["--wait", "--wait 10m"] {
+        let script = bare(&format!("--key a {wait} -- echo ran"));
+        outer(store, "a", &script).run().exited(75).printed("").said(REFUSED);
+        outer(store, "a", &format!("sh -c '{script}; exit $?'")).run().exited(75).printed("").said(REFUSED);
+    }
+    // Another lock is not its own.
+    outer(store, "a", &bare("--key b --wait -- echo ran")).run().exited(0).printed("ran\n").silent();
+    // One that an ancestor keeps no more is waited for; so is one that another process of the shell's holds.
+    let ours = "x=$(lockrun acquire --key a --ttl 1s)";
+    let script = format!("{}; {}", ours.replace("lockrun", PROGRAM), bare("--key a --wait -- echo ran"));
+    outer(store, "c", &script).run().exited(0).printed("ran\n").silent();
+});
+
 // ... and at any depth.
 on_every_store!(at_any_depth, |store| {
     let depth = |key: &str| {

@@ -16,7 +16,9 @@ on_every_store!(a_success_makes_others_superfluous, |store| {
     attempt(store, "10m", "echo ran").exited(0).printed("").silent();
     assert!(!status(store, "job")["done_until"].is_null());
     let said = Lockrun::new(store).key("job").args(["--once-per", "10m", "-v"]).sh("echo ran").run();
-    said.exited(0).printed("").said("skipped: a run that began ").said(" ago has succeeded (--once-per)");
+    let said =
+        said.exited(0).printed("").said("skipped: a run that began ").said(" ago has succeeded (--once-per): that of ");
+    said.said("sh -c 'echo ran'");
     // Each run applies its own period; one without `--once-per` runs in any case.
     Lockrun::new(store).key("job").sh("echo ran").run().exited(0).printed("ran\n");
     attempt(store, "1s", ":").exited(0);

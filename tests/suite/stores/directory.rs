@@ -205,7 +205,7 @@ fn no_other_default_directory() {
         ("mount -t tmpfs -o mode=755 none /run/lock", "ermission denied"),
         (
             &*format!("mount -t tmpfs -o mode=1777 none /run/lock && install -d -o 65534 -m 700 {directory}"),
-            "uid 65534",
+            "belongs to nobody",
         ),
     ] {
         run_by(&nobody, mounts).exited(69).printed("").said(&directory).said(why).said("--store file:/DIR");

@@ -21,7 +21,7 @@ fn no_server_listens() {
     let port = free_port();
     let message = is_unusable(&at(port), &[]);
     assert!(message.contains(&format!("127.0.0.1:{port}")), "which one: {message:?}");
-    for options in [&["--skip"][..], &["--wait"], &["--wait", "10"], &["-E", "0"], &["-q"]] {
+    for options in [&["--skip"][..], &["--wait", "--store-retry", "0"], &["--wait", "1"], &["-E", "0"], &["-q"]] {
         is_unusable(&at(port), options);
     }
     is_unusable("postgres:///db?host=/no/such/directory&user=u", &[]);
@@ -73,7 +73,7 @@ fn a_server_without_a_connection_left() {
 fn a_server_that_does_not_answer() {
     let fake = Fake::start(Manner::Silent);
     for parameters in ["", "?sslmode=disable", "?sslmode=require"] {
-        is_unusable(&(at(fake.port()) + parameters), &["--wait"]);
+        is_unusable(&(at(fake.port()) + parameters), &["--wait", "--store-retry", "1ms"]);
     }
     assert!(fake.connections() >= 3);
     let trickle = Fake::start(Manner::Trickle);

@@ -13,7 +13,7 @@ const TOKEN: &str = "00000000-0000-4000-8000-000000000000";
 /// All requests to a store, as words after the options that name it. The test would see a command run.
 const REQUESTS: [&[&str]; 11] = [
     &["--key", "k", "--", "echo", "ran"],
-    &["--key", "k", "--wait", "--", "echo", "ran"],
+    &["--key", "k", "--wait", "--store-retry", "0", "--", "echo", "ran"],
     &["acquire", "--key", "k"],
     &["renew", "--key", "k", "--token", TOKEN],
     &["release", "--key", "k", "--token", TOKEN],
@@ -120,7 +120,12 @@ fn an_unknown_authority() {
 fn a_stopped_server_costs_twice_the_time_out() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("lockrun ends with status 69: after twice this time at the latest"), "{help}");
+    assert!(
+        help.contains(
+            "lockrun ends with status 69: if it does not try again (--store-retry), after twice this time at the latest"
+        ),
+        "{help}"
+    );
     judge(|| {
         let redis = Redis::start();
         redis.pause();
@@ -158,7 +163,7 @@ fn a_misspelt_directory() {
     for (request, status, words) in [
         (&["status"][..], 0, ""),
         (&["status", "--json"], 0, "[]"),
-        (&["status", "--key", "k"], 0, "free"),
+        (&["status", "--key", "k"], 0, "never used"),
         (&["break", "--key", "k"], 0, "is free; there is nothing to break"),
         (&["break", "--key", "k", "--now"], 0, "is free; there is nothing to break"),
         (&["renew", "--key", "k", "--token", TOKEN], 79, "nobody holds it"),

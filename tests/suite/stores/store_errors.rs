@@ -59,7 +59,7 @@ fn no_server_listens() {
     let url = format!("redis://127.0.0.1:{port}");
     let message = is_unusable(&url, &[]);
     assert!(message.contains(&format!("127.0.0.1:{port}")), "which one: {message:?}");
-    for options in [&["--skip"][..], &["--wait"], &["--wait", "10"], &["-E", "0"], &["-q"]] {
+    for options in [&["--skip"][..], &["--wait", "--store-retry", "0"], &["--wait", "1"], &["-E", "0"], &["-q"]] {
         is_unusable(&with_password(&url), options);
     }
     is_unusable("redis+unix:///no/such/directory/redis.sock", &[]);
@@ -96,7 +96,7 @@ fn a_listener_that_never_answers() {
     judge(|| {
         let fake = Fake::start(Manner::Silent);
         is_unusable(&fake.url(), &[]);
-        is_unusable(&with_password(&fake.url()), &["--wait"]);
+        is_unusable(&with_password(&fake.url()), &["--wait", "--store-retry", "1ms"]);
         is_unusable(&format!("rediss://127.0.0.1:{}", fake.port()), &[]);
         assert!(fake.connections() >= 3);
     });

@@ -357,12 +357,12 @@ impl Running {
     /// Waits for the end of the run. The processes that it has left behind live on until this is dropped.
     #[track_caller]
     pub(crate) fn end(&mut self) -> Output {
-        let mut pause = Duration::from_millis(1);
+        let (began, mut pause) = (Instant::now(), Duration::from_millis(1));
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("our own child") {
                 break status;
             }
-            let is_late = self.started.elapsed() > LONG * 2;
+            let is_late = began.elapsed() > LONG * 2;
             assert!(!is_late, "{} does not end; so far: {:?} {:?}", self.what, self.stdout(), self.stderr());
             std::thread::sleep(pause);
             pause = (pause * 2).min(deadline::PAUSE);

@@ -56,10 +56,7 @@ impl OldAndNext {
         let record = directory.path().join("record");
         let mut terminal = shell(store);
         let words = witness::command(&record, "old", children);
-        let script = directory.path().join("witness.py");
-        std::fs::write(&script, &words[2]).expect("the script is written");
-        let (python, script, arguments) = (&words[0], script.display(), words[3..].join(" "));
-        enter(&mut terminal, &format!("lockrun -k tty --ttl 5s --kill-after 500ms {python} {script} {arguments}"));
+        enter(&mut terminal, &format!("lockrun -k tty --ttl 5s --kill-after 500ms {}", words.join(" ")));
         terminal.wait_for("ready");
         eventually(LONG, "all of it stamps", || witness::lives(&record)[0].processes == 1 + children.len());
         let call = Lockrun::new(store).key("tty").args(["--wait", "-v", "--ttl", "10m"]);

@@ -75,6 +75,11 @@ impl Store {
         }
     }
 
+    /// Returns the URL as messages show it: without a user.
+    pub(crate) fn name_of_url(&self) -> String {
+        self.url().replace("//postgres@", "//***@")
+    }
+
     /// Returns the URL of a lease store with a user and this password.
     pub(crate) fn url_with_password(&self, password: &str) -> String {
         let url = self.url();
