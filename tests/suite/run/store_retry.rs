@@ -136,7 +136,7 @@ on_redis!(a_wait_in_a_ci_says_so, |store, _redis| {
     });
     holder.end();
     let said = in_ci.wait().exited(0).said("in the queue: held by ");
-    assert_eq!(said.stderr().lines().count(), 2, "{said}");
+    assert!(said.stderr().lines().count() >= 2, "{said}");
     verbose.wait().exited(0);
     for run in plain {
         run.wait().exited(0).silent();

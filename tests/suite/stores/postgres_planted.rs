@@ -65,7 +65,7 @@ fn no_code_of_another_role_runs() {
     let url = postgres.url_as("app", "sslmode=disable");
     let uses: [&[&str]; 9] = [
         &["run", "--key", "k", "--", "true"],
-        &["run", "--key", "k", "--wait", "--max-waiting", "5", "--", "true"],
+        &["run", "--key", "k", "--wait", "--store-retry", "0", "--max-waiting", "5", "--", "true"],
         &["status", "--json"],
         &["status", "--key", "k"],
         &["acquire", "--key", "by-hand", "--token", "t"],
