@@ -166,7 +166,8 @@ const ALL: [Description; 44] = [
          run that hangs is reported instead of being skipped over for ever.",
     ),
     option(name::WAIT, "DURATION", HELD, "Wait in turn: for ever, or this long and then as --fail").more(
-        "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. The word after --wait is its value \
+        "Wait for the lock in turn: for ever, or this long and then as --fail. 0 is --fail. With -v, and in a CI (if the variable \
+         CI is set), a line at the beginning and one a minute say so. The word after --wait is its value \
          only if it is a duration. One that begins with a digit but is no duration is an error; write -w -- 5x for a command \
          of such a name.",
     ),
@@ -195,7 +196,7 @@ const ALL: [Description; 44] = [
     .more(
         "The longest that one request to the store may take, connecting included [default: 5s, at most ttl / 6]\n\n\
          A request for the lock that is not answered is then cancelled. If the store does not answer that either, lockrun ends \
-         with status 69: if it does not try again (--store-retry), after twice this time at the latest, counted from its start, or, if it has waited, after about two and a half \
+         with status 69, unless it tries again: after twice this time at the latest, counted from its start, or, if it has waited, after about two and a half \
          times this, counted from the end of the wait.",
     ),
     option(
@@ -208,7 +209,7 @@ const ALL: [Description; 44] = [
         "How long to go on trying a store that cannot be reached, restarts, fails over, or whose name does not resolve, before COMMAND \
          has started; then exit 69 [default: 0; with --wait 1m]\n\n\
          It never takes longer than the wait itself. A store that rejects the request, for instance because the password is wrong, is not \
-         tried again.",
+         tried again. `reserve` goes on only while its request cannot have arrived.",
     ),
     option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(

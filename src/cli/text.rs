@@ -16,7 +16,7 @@ lockrun --key KEY [OPTIONS] [--] COMMAND [ARG]...
        lockrun acquire | renew | release | reserve | status | break | doctor | prune [OPTIONS]";
 
 /// The date in the footers of the manual pages: when they were last changed.
-pub const MANUAL_DATE: &str = "2026-11-23";
+pub const MANUAL_DATE: &str = "2026-11-28";
 
 /// Terms, and what each means.
 pub type Table = [(&'static str, &'static str)];

@@ -62,6 +62,11 @@ pub struct Held {
 }
 
 impl Held {
+    /// Returns whether the lock is withheld, and has no known holder.
+    pub fn is_withheld(&self) -> bool {
+        self.holder.is_none() && self.withheld.is_some()
+    }
+
     /// Names the holder, as in `web-1 pid 4242 (deploy: ./report.sh) for 3m 12s`.
     pub fn named(&self) -> String {
         match &self.holder {
@@ -74,7 +79,7 @@ impl Held {
     fn what_frees_it(&self) -> String {
         match self.expires_in {
             Some(left) => format!("free in {}, or when it is released", duration::say(left)),
-            None => "free when it is released".to_owned(),
+            None => "free with lockrun release, or lockrun break".to_owned(),
         }
     }
 }

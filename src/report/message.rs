@@ -20,12 +20,14 @@ impl Event<'_> {
             }
             Event::Acquired { fence, .. } => format!("lock \"{key}\" acquired in {}, fence {fence}", escaped(store)),
             Event::Done { began, by: None } => format!("skipped: {}", why_done(*began)),
-            Event::Done { began, by: Some(who) } => format!("skipped: {}: that of {who}", why_done(*began)),
+            Event::Done { began, by: Some(who) } => {
+                format!("skipped: {who} began {} ago and succeeded (--once-per)", duration::say(*began))
+            }
             Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
             Event::Held { held, limit: None } => held_by(lock, held),
             Event::Held { held, limit: Some(limit) } => format!("{}; {}", held_by(lock, held), limit.why()),
-            Event::Outage { why, left } => format!("{why}; trying again for {}", duration::say(*left)),
-            Event::Recovered => "the store answers again".into(),
+            Event::Outage { why, left } => format!("lock \"{key}\": {why}; trying again for {}", duration::say(*left)),
+            Event::Recovered => format!("lock \"{key}\": the store answers again"),
             Event::HeldByToken { held, shares, waits } => {
                 format!("{}; {}", held_by(lock, held), why_held_by_token(*shares, *waits))
             }

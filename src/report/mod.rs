@@ -29,11 +29,16 @@ pub enum Verbosity {
 /// control a terminal. During a run, the message is lost if standard error is not read for a short time, see
 /// [`stderr::limit_blocking`].
 pub fn say(text: &str) {
+    stderr::write(&lines(text));
+}
+
+/// Returns the lines that [`say`] prints.
+fn lines(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let _ = writeln!(lines, "lockrun: {}", escaped(line));
     }
-    stderr::write(&lines);
+    lines
 }
 
 /// Prints an error with its causes: what failed, then why.

@@ -7,6 +7,7 @@ use crate::lock::key::Key;
 use crate::lock::milestones::Milestones;
 use crate::report::{self, Verbosity};
 use crate::store::Address;
+use crate::sys::stderr;
 
 /// Reports the events of one lock.
 #[derive(Debug)]
@@ -59,6 +60,13 @@ impl Reporter {
     pub fn print(&self, event: &Event<'_>) {
         if self.verbosity >= event.least_verbosity() {
             self.say(event);
+        }
+    }
+
+    /// As [`Reporter::print`], but never waits: without room for the message, it is lost.
+    pub fn print_if_there_is_room(&self, event: &Event<'_>) {
+        if self.verbosity >= event.least_verbosity() {
+            stderr::write_if_there_is_room(&report::lines(&event.message(&self.key, &self.store)));
         }
     }
 

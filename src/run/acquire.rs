@@ -115,7 +115,7 @@ pub fn acquire(
         Ok(Acquired::Held(held)) => {
             let limit = match on_held {
                 OnHeld::Wait { span, .. } => span.map(Limit::Wait),
-                OnHeld::Skip { held_less_than } => held_less_than.map(Limit::Skip),
+                OnHeld::Skip { held_less_than } => held_less_than.filter(|_| held.since.is_some()).map(Limit::Skip),
                 OnHeld::Fail => None,
             };
             reporter.report(Event::Held { held: &held, limit });

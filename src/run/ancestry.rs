@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::lock::holder::host_name;
+use crate::lock::key::Key;
 use crate::lock::state::Purpose;
 use crate::store::{Claim, Held};
 use crate::sys::clock::Moment;
@@ -16,48 +17,55 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// A process in /proc.
 struct Process {
+    /// The name of its program, or the one that it has given itself.
+    name: String,
     parent: u32,
     started: Moment,
 }
 
 /// Returns whether the lock that `claim` is about is held by a run whose command this process is part of: an ancestor
-/// on this host has the holder's process id, is as old as the lock, and names the key in its command line, which no run
-/// can do without. (A process that got the id of a dead holder is younger; and another container of the same host name
-/// may have a process of the same id.) A revoked lock can become free before its command has ended.
+/// on this host has the holder's process id, is as old as the lock, and is a lockrun with the key in its command line.
+/// (A process that got the id of a dead holder is younger; and in another container of the same host name another
+/// program may have that id.) A revoked lock can become free before its command has ended.
 pub(super) fn includes(held: &Held, claim: &Claim) -> bool {
     let Some(holder) = held.holder.as_ref().filter(|_| held.purpose == Purpose::Run && !held.is_revoked) else {
         return false;
     };
-    // The guardian's parent is not around it.
-    if holder.pid == claim.holder.pid || holder.host != host_name() {
+    // This lockrun: the guardian is a child of it, and not around itself.
+    let own = if claim.by_hand { std::process::id() } else { claim.holder.pid };
+    if holder.pid == own || holder.host != host_name() {
         return false;
     }
     let parent = |pid: &u32| Process::read(*pid).map(|process| process.parent);
-    let mut ancestors = std::iter::successors(parent(&std::process::id()), parent).take(GENERATIONS);
-    ancestors.any(|pid| pid == holder.pid) && is_as_old(holder.pid, held.since) && names(holder.pid, claim.key.as_str())
+    let mut ancestors = std::iter::successors(parent(&own), parent).take(GENERATIONS);
+    ancestors.any(|pid| pid == holder.pid) && is_lockrun(holder.pid, own, held.since) && names(holder.pid, &claim.key)
 }
 
-/// Returns whether the process was there when the lock was acquired, `since` ago.
-fn is_as_old(pid: u32, since: Option<Duration>) -> bool {
+/// Returns whether the process has the name of our `own` one, and was there when the lock was acquired, `since` ago.
+fn is_lockrun(pid: u32, own: u32, since: Option<Duration>) -> bool {
     let acquired = since.map(|since| Moment::now().before(since) + TOLERANCE);
-    Process::read(pid).is_some_and(|process| acquired.is_none_or(|acquired| process.started <= acquired))
+    let (Some(process), Some(own)) = (Process::read(pid), Process::read(own)) else { return false };
+    process.name == own.name && acquired.is_none_or(|acquired| process.started <= acquired)
 }
 
-/// Returns whether one of the words of the process's command line is the key, or ends with it.
-fn names(pid: u32, key: &str) -> bool {
+/// Returns whether a word of the process's command line is the key, or is an option that ends with it.
+fn names(pid: u32, key: &Key) -> bool {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    words.split(|byte| *byte == 0).any(|word| word.ends_with(key.as_bytes()))
+    let key = key.as_str().as_bytes();
+    words.split(|byte| *byte == 0).any(|word| word == key || word.starts_with(b"-") && word.ends_with(key))
 }
 
 impl Process {
     /// Reads `/proc/PID/stat`, see proc(5). `None` if there is no such process.
     fn read(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in front is in parentheses, and may contain blanks and parentheses.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        // The name is in parentheses, and may contain blanks and parentheses.
+        let (name, fields) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
         // In hundredths of a second since the machine has started.
         let started = fields.get(19)?.parse::<u64>().ok()?.checked_mul(10)?;
         Some(Process {
+            name: name.to_owned(),
             parent: fields.get(1)?.parse().ok()?,
             started: Moment::from_boot(Duration::from_millis(started)),
         })
@@ -68,26 +76,29 @@ impl Process {
 mod tests {
     use super::*;
     use crate::lock::holder::Holder;
-    use crate::lock::key::Key;
 
     /// Returns whether a holder with this id, which has held the lock for so long, counts as around this process.
-    fn includes_holder(pid: u32, key: &str, since: Duration, purpose: Purpose) -> bool {
+    fn includes_holder(pid: u32, since: Duration, purpose: Purpose) -> bool {
         let holder = Some(Holder { host: host_name(), pid, ..Holder::default() });
-        let claim = Claim { key: Key::new(key.as_ref()).expect("a key"), ..Claim::example() };
+        let claim = Claim { by_hand: true, ..Claim::example() };
         includes(&Held { holder, since: Some(since), purpose, ..Held::default() }, &claim)
     }
 
+    // The parent of a test is no lockrun: each of the conditions is looked at by itself.
     #[test]
-    fn an_ancestor_that_names_the_key_and_is_old_enough_is_around_us() {
-        let parent = std::os::unix::process::parent_id();
-        let words = fs::read(format!("/proc/{parent}/cmdline")).expect("it lives");
-        let named = String::from_utf8_lossy(words.split(|byte| *byte == 0).next().expect("a word")).into_owned();
-        let key = named.get(named.len().saturating_sub(3)..).expect("plain letters");
-        let age = Moment::now().since(Process::read(parent).expect("it lives").started);
-        assert!(includes_holder(parent, key, Duration::ZERO, Purpose::Run));
-        assert!(!includes_holder(parent, "another key", Duration::ZERO, Purpose::Run));
-        assert!(!includes_holder(parent, key, age + 2 * TOLERANCE, Purpose::Run), "it has another's process id");
-        assert!(!includes_holder(parent, key, Duration::ZERO, Purpose::Kept), "its run has ended");
-        assert!(!includes_holder(std::process::id(), key, Duration::ZERO, Purpose::Run), "it is no ancestor");
+    fn an_ancestor_is_a_lockrun_that_is_as_old_as_the_lock_and_names_the_key() {
+        let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        assert!(
+            !includes_holder(parent, Duration::ZERO, Purpose::Run)
+                && !includes_holder(own, Duration::ZERO, Purpose::Run)
+        );
+        assert_eq!(Process::read(own).expect("it lives").parent, parent);
+        let age = Moment::now().since(Process::read(own).expect("it lives").started);
+        assert!(is_lockrun(own, own, Some(Duration::ZERO)) && is_lockrun(own, own, None));
+        assert!(!is_lockrun(own, own, Some(age + 2 * TOLERANCE)), "it has another's process id");
+        assert!(Process::read(u32::MAX).is_none());
+        let key = |key: &str| Key::new(key.as_ref()).expect("a key");
+        let first = std::env::args().next().expect("a word");
+        assert!(names(own, &key(&first)) && !names(own, &key(&first[1..])) && !names(own, &key("another key")));
     }
 }

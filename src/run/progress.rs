@@ -24,7 +24,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// How often a message says that the wait goes on: a CI ends jobs that print nothing for some minutes.
 const SAY_AGAIN: Duration = Duration::from_mins(1);
 
-/// The variable that CIs set: their users read along.
+/// The variable that CIs set. A job that prints nothing looks hung there.
 const CI: &str = "CI";
 
 /// The display of one wait.
@@ -60,7 +60,8 @@ impl<'a> Progress<'a> {
         guardian: Option<&'a Guardian>,
     ) -> Self {
         let on_terminal = reporter.verbosity > Verbosity::Quiet && terminal::stderr_width().is_some();
-        let is_in_ci = || std::env::var_os(CI).is_some_and(|value| !value.is_empty() && value != "false");
+        let is_in_ci =
+            || std::env::var_os(CI).is_some_and(|value| !value.is_empty() && value != "false" && value != "0");
         let says = match reporter.verbosity {
             Verbosity::Quiet => false,
             Verbosity::Normal => !on_terminal && is_in_ci(),
@@ -79,7 +80,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Describes the wait, if there is one, as in `waiting 3m 12s, number 2 in the queue: lock "k" is held by …`.
+    /// Describes the wait, if there is one, as in `waiting 3m 12s, number 2 in the queue: held by …`.
     fn line(&self) -> Option<String> {
         let now = Moment::now();
         let waited = duration::say(now.since(self.began));
@@ -89,7 +90,8 @@ impl<'a> Progress<'a> {
                 let passed = now.since(*answered_at);
                 let since = held.since.map(|since| since + passed);
                 let expires_in = held.expires_in.map(|left| left.saturating_sub(passed));
-                let held = Held { since, expires_in, ..Held::clone(held) };
+                let withheld = held.withheld.map(|left| left.saturating_sub(passed));
+                let held = Held { since, expires_in, withheld, ..Held::clone(held) };
                 let place = held.place.map_or_else(String::new, |place| format!(", number {} in the queue", place + 1));
                 format!("waiting {waited}{place}: {held}")
             }
@@ -119,6 +121,7 @@ impl<'a> Progress<'a> {
 
     /// Reports the event, also in a CI.
     fn report(&mut self, event: &Event<'_>) {
+        self.clear();
         self.reporter.log(event);
         if self.says {
             self.said_at = Moment::now();
@@ -162,9 +165,8 @@ impl Watcher for Progress<'_> {
     }
 
     fn store_back(&mut self) {
-        self.clear();
-        self.latest = None;
         self.report(&Event::Recovered);
+        self.latest = None;
     }
 
     fn left_behind(&mut self, what: &str) {

@@ -163,7 +163,7 @@ impl Renewing {
                 Next::Renew => {
                     if let Some(change) = self.renew(&mut **store, renewal) {
                         drop(locked);
-                        self.report(change);
+                        self.report(&change);
                     }
                 }
                 Next::GiveUp(why) => {
@@ -196,14 +196,15 @@ impl Renewing {
         }
     }
 
-    /// Reports that an outage has begun or ended. In a thread: a standard error that is not read must not delay the
-    /// next renewal. If no thread can be created, nothing is reported.
-    fn report(&self, change: Change) {
-        let reporter = Arc::clone(&self.work.reporter);
-        let _ = thread::Builder::new().spawn(move || match change {
-            Change::Away { why, left } => reporter.report(Event::Outage { why: &why, left }),
-            Change::Back => reporter.report(Event::Recovered),
-        });
+    /// Reports that an outage has begun or ended. If standard error has no room, the message is lost: it must not delay
+    /// the next renewal.
+    fn report(&self, change: &Change) {
+        let event = match change {
+            Change::Away { why, left } => Event::Outage { why, left: *left },
+            Change::Back => Event::Recovered,
+        };
+        self.work.reporter.log(&event);
+        self.work.reporter.print_if_there_is_room(&event);
     }
 
     /// Ends COMMAND, if the loss has to end it, and reports the loss.

@@ -51,7 +51,7 @@ pub enum Order {
 }
 
 /// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is
-/// one. A store that is away is tried again for `store_retry`. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
+/// one. A store that is away is tried again for `store_retry`, from its first failure. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
@@ -63,7 +63,7 @@ pub fn reserve(
 ) -> Result<(Grant, String), Outcome> {
     let began = Moment::now();
     let key = escaped(claim.key.as_str());
-    let (mut backoff, mut is_away) = (Backoff::new(), false);
+    let (mut backoff, mut away_from) = (Backoff::new(), None);
     let reserved = loop {
         let reserved = match &sequence.order {
             Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
@@ -72,25 +72,26 @@ pub fn reserve(
                 reserve_computed(store, claim, from, reporter.verbosity, next_after)
             }
         };
-        let left = store_retry.saturating_sub(Moment::now().since(began));
-        match reserved {
-            // One that was sent could reserve a value although it is asked for another one.
-            Err(Failure::Store(failed))
-                if failed.never_sent && failed.retry_class != RetryClass::Permanent && !left.is_zero() =>
-            {
-                if !std::mem::replace(&mut is_away, true) {
-                    reporter.report(Event::Outage { why: &format!("{:#}", failed.error), left });
-                }
-                let until = Moment::now() + backoff.next();
-                match Waiter::new(signals).wait_for(None, Some(until), &mut SilentObserver { guardian }) {
-                    Ok(WakeReason::Signal(signal)) => break Err(Failure::Interrupted(signal)),
-                    Ok(_) => {}
-                    Err(_) => break Err(Failure::Store(failed)),
-                }
-            }
+        let failed = match reserved {
+            // A request that was sent could reserve a value although the next one asks for another.
+            Err(Failure::Store(failed)) if failed.never_sent && failed.retry_class != RetryClass::Permanent => failed,
             reserved => break reserved,
+        };
+        let now = Moment::now();
+        let left = store_retry.saturating_sub(now.since(*away_from.get_or_insert(now)));
+        if left.is_zero() {
+            break Err(Failure::Store(failed));
+        }
+        if away_from == Some(now) {
+            reporter.report(Event::Outage { why: &format!("{:#}", failed.error), left });
+        }
+        if let Some(signal) = pause(backoff.next(), signals, guardian) {
+            break Err(Failure::Interrupted(signal));
         }
     };
+    if reserved.is_ok() && away_from.is_some() {
+        reporter.report(Event::Recovered);
+    }
     match reserved {
         Ok((grant, value)) => {
             let waited = Moment::now().since(began);
@@ -115,6 +116,18 @@ pub fn reserve(
         Err(Failure::Interrupted(signal)) => {
             reporter.report(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
+        }
+    }
+}
+
+/// Waits for `span`, and for as long as lockrun is stopped. Returns a signal that would terminate lockrun, if one came.
+fn pause(span: Duration, signals: &Signals, guardian: Option<&Guardian>) -> Option<i32> {
+    loop {
+        let woken = Waiter::new(signals).wait_for(None, Some(Moment::now() + span), &mut SilentObserver { guardian });
+        match woken {
+            Ok(WakeReason::Signal(signal)) => return Some(signal),
+            _ if guardian.is_some_and(Guardian::is_stopped) => {}
+            _ => return None,
         }
     }
 }

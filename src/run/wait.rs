@@ -187,6 +187,13 @@ impl<'a> WaitingClaim<'a> {
                         }
                     }
                 }
+                // After a failover, or after the start of a store that keeps nothing: as if it were still away.
+                Ok(Acquired::Held(held)) if self.queue.is_none() && held.is_withheld() && self.has_patience() => {
+                    let _ = watcher.waiting(&held);
+                }
+                Ok(Acquired::Mine(grant)) => return Ok(Acquired::Mine(grant)),
+                // An earlier request may still arrive.
+                Ok(answer) if self.may_hold => return Ok(self.give_up(answer, watcher)),
                 // Nothing to cancel: this request has left the queue, or has not joined it.
                 Ok(answer) => return Ok(answer),
                 Err(failed) if is_last => match (failed.retry_class, self.held.take()) {
@@ -237,7 +244,17 @@ impl<'a> WaitingClaim<'a> {
             }
             RetryClass::Unavailable | RetryClass::Slow | RetryClass::Busy => {}
         }
-        Some(self.store_retry.saturating_sub(now.since(self.outage_from))).filter(|left| !left.is_zero())
+        Some(self.left(now)).filter(|left| !left.is_zero())
+    }
+
+    /// Returns for how long from `now` to go on trying a store that is away.
+    fn left(&self, now: Moment) -> Duration {
+        self.store_retry.saturating_sub(now.since(self.outage_from))
+    }
+
+    /// Returns whether to go on trying a store that is away.
+    fn has_patience(&self) -> bool {
+        !self.left(Moment::now()).is_zero()
     }
 
     /// Returns the error of the last one of several tries, which says for how long it was tried.
@@ -269,7 +286,7 @@ impl<'a> WaitingClaim<'a> {
     /// Cancels the claim, and reports what may be left in the store if it does not confirm that: no error reports it in
     /// this case. Returns the `answer`.
     fn give_up(&mut self, answer: Acquired, watcher: &mut dyn Watcher) -> Acquired {
-        let is_clean = self.cancel();
+        let is_clean = !self.has_asked || self.cancel();
         if let Some(left) = left_behind(self.claim, is_clean || !self.may_hold) {
             watcher.left_behind(&left);
         }

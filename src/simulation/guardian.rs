@@ -1,7 +1,7 @@
 //! The guardian of a run: it acquires, starts, watches and releases in the product's order, and makes the product's own
 //! decisions.
 //!
-//! The decisions are those of [`wait::in_turn`], [`Renewal`], [`Supervisor`] and the server's rules. Only the sequence
+//! The decisions are those of [`wait::acquire`], [`Renewal`], [`Supervisor`] and the server's rules. Only the sequence
 //! around them is repeated here, from [`crate::run::run`] and [`crate::supervise::guardian`].
 
 use std::ops::ControlFlow;

@@ -18,8 +18,6 @@ use crate::text::escape::escaped;
 pub enum Failure<R> {
     /// The server could not be reached, so it has seen nothing of the request.
     Unreachable {
-        /// Whether, and how soon, to try again.
-        retry_class: RetryClass,
         /// Why.
         why: String,
         /// What to do, as a suffix of the message; empty if that is not known.
@@ -107,20 +105,8 @@ impl<R: Rejection> Failure<R> {
             (Some(alert), _) => Failure::BadCertificate(alert),
             // This does not pass by itself.
             (None, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Failure::NoResources(error.to_string()),
-            (None, _) => Failure::unreachable(error, after_handshake(error, server)),
+            (None, _) => Failure::Unreachable { why: error.to_string(), advice: after_handshake(error, server) },
         }
-    }
-
-    /// Returns the failure of a connection, with this advice as a suffix of the message. What a server presents or
-    /// answers in a TLS handshake does not change by itself.
-    pub fn unreachable(error: &io::Error, advice: String) -> Self {
-        let retry_class = match HandshakeFailure::of(error) {
-            Some(HandshakeFailure::NotTls | HandshakeFailure::UnknownAuthority | HandshakeFailure::Rejected) => {
-                RetryClass::Permanent
-            }
-            Some(HandshakeFailure::Silence | HandshakeFailure::HungUp) | None => RetryClass::Unavailable,
-        };
-        Failure::Unreachable { retry_class, why: error.to_string(), advice }
     }
 
     /// Returns the failure of an operation on a stream.
@@ -174,15 +160,16 @@ impl<R: Rejection> Failure<R> {
     /// Returns whether, and how soon, to try again.
     pub fn retry_class(&self) -> RetryClass {
         match self {
-            Failure::Closed | Failure::HungUp | Failure::Silent | Failure::Demoted(_) | Failure::Deleted(_) => {
-                RetryClass::Unavailable
-            }
+            Failure::Unreachable { .. }
+            | Failure::Closed
+            | Failure::HungUp
+            | Failure::Silent
+            | Failure::Demoted(_)
+            | Failure::Deleted(_) => RetryClass::Unavailable,
             Failure::Slow => RetryClass::Slow,
             Failure::Contended => RetryClass::Busy,
             Failure::Rejected(rejection) => rejection.retry_class(),
-            Failure::Unreachable { retry_class, .. }
-            | Failure::Other(retry_class, _)
-            | Failure::Unsent(retry_class, _) => *retry_class,
+            Failure::Other(retry_class, _) | Failure::Unsent(retry_class, _) => *retry_class,
             Failure::NoResources(_)
             | Failure::NoWait(_)
             | Failure::BadCertificate(_)
@@ -197,7 +184,7 @@ impl<R: Rejection> Failure<R> {
     /// Describes the failure: what failed, on what, and what to do about it where that is known.
     pub fn explain(&self, server: &R::Server) -> StoreError {
         match self {
-            Failure::Unreachable { why, advice, .. } => anyhow!("cannot reach {server}: {}{advice}", escaped(why)),
+            Failure::Unreachable { why, advice } => anyhow!("cannot reach {server}: {}{advice}", escaped(why)),
             Failure::NoResources(why) => anyhow!("cannot reach {server}: {}", escaped(why)),
             Failure::NoWait(errno) => anyhow!("cannot wait for {server}: {}", errno.desc()),
             Failure::BadCertificate(alert) if has_identity(server) => anyhow!(

@@ -46,11 +46,21 @@ pub fn write(text: &str) {
         let _ = stderr.write_all(text.as_bytes());
         return;
     }
-    let own = opened_anew();
-    let file = own.as_ref().map_or(stderr.as_fd(), AsFd::as_fd);
     let wait = if IS_STALLED.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT };
-    let is_written = write_until(file, text.as_bytes(), Moment::now() + wait);
-    IS_STALLED.store(!is_written, Ordering::Relaxed);
+    IS_STALLED.store(!write_within(wait, text), Ordering::Relaxed);
+}
+
+/// Writes `text` if there is room for it; otherwise what there is no room for is lost.
+pub fn write_if_there_is_room(text: &str) {
+    write_within(Duration::ZERO, text);
+}
+
+/// Writes `text`, waiting for room for so long at most. Returns `false` if there was none for all of it.
+fn write_within(wait: Duration, text: &str) -> bool {
+    let own = opened_anew();
+    let stderr = io::stderr();
+    let file = own.as_ref().map_or(stderr.as_fd(), AsFd::as_fd);
+    write_until(file, text.as_bytes(), Moment::now() + wait)
 }
 
 /// Opens standard error again, so that writes to this open file never wait; `None` if that fails or is not needed. The

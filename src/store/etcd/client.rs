@@ -10,7 +10,6 @@ use super::url::Cluster;
 use crate::lock::state::millis;
 use crate::net::endpoint::Endpoint;
 use crate::net::tls::{Tls, Verification};
-use crate::store::RetryClass;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
@@ -145,17 +144,15 @@ impl Client {
         let all_unreachable = failures.iter().all(|(_, failure)| matches!(failure, Failure::Unreachable { .. }));
         if all_unreachable && failures.len() > 1 {
             let (mut reasons, mut advice) = (Vec::new(), Vec::new());
-            let retry_class = failures.iter().map(|(_, failure)| failure.retry_class()).max();
             for (at, failure) in failures {
-                let Failure::Unreachable { why, advice: what_to_do, .. } = failure else { continue };
+                let Failure::Unreachable { why, advice: what_to_do } = failure else { continue };
                 reasons.push(format!("{}: {why}", self.cluster.members[at]));
                 // The same for several members is said once.
                 if !advice.contains(&what_to_do) {
                     advice.push(what_to_do);
                 }
             }
-            let retry_class = retry_class.unwrap_or(RetryClass::Unavailable);
-            return Failure::Unreachable { retry_class, why: reasons.join("; "), advice: advice.concat() };
+            return Failure::Unreachable { why: reasons.join("; "), advice: advice.concat() };
         }
         let rank = |failure: &Failure| match failure {
             Failure::Rejected(rejection) if !rejection.is_of_proxy() => 3,
@@ -306,9 +303,7 @@ mod tests {
     #[test]
     fn the_same_advice_is_said_once() {
         let Ok(client) = Client::new(parse("etcd://a,b,c").expect("is right")) else { panic!("needs no files") };
-        let retry_class = RetryClass::Unavailable;
-        let failure =
-            |why: &str, advice: &str| Failure::Unreachable { retry_class, why: why.into(), advice: advice.into() };
+        let failure = |why: &str, advice: &str| Failure::Unreachable { why: why.into(), advice: advice.into() };
         let all = ["; write etcd://", "", "; write etcd://"].map(|advice| failure("no", advice));
         let worst = client.worst(all.into_iter().enumerate().collect()).explain(&client.cluster).to_string();
         assert!(worst.ends_with(": a:2379: no; b:2379: no; c:2379: no; write etcd://"), "{worst}");

@@ -128,18 +128,18 @@ impl Access {
             );
         }
         if stat.st_uid != geteuid().as_raw() {
-            let owner = accounts::user_name(Uid::from_raw(stat.st_uid));
-            let owner = owner.unwrap_or_else(|| format!("uid {}", stat.st_uid));
+            let name = accounts::user_name(Uid::from_raw(stat.st_uid));
+            let owner = name.map_or_else(String::new, |name| format!("{name}, ")) + &format!("uid {}", stat.st_uid);
             // The default directory is named after this user, so another one has no business there.
             if *self == Access::Owner {
                 bail!(
-                    "refuses the lock directory {path}: it belongs to {owner}, who could delete lock files; let root find out \
-                     who created it, and remove it, or name another for all runs with --store file:/DIR"
+                    "refuses the lock directory {path}: it belongs to {owner}, who could delete lock files; as root, look \
+                     into it, then remove it, or name another for all runs with --store file:/DIR"
                 );
             }
             bail!(
                 "refuses the lock directory {path}: it belongs to {owner}, who could delete lock files; to see or use the \
-                 locks there, run lockrun as {owner}, and for locks of your own name another directory with --store file:/DIR"
+                 locks there, run lockrun as that user, and for locks of your own name another directory with --store file:/DIR"
             );
         }
         if stat.st_mode & forbidden != 0 {

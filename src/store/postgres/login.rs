@@ -341,7 +341,7 @@ impl Login<'_> {
             }
             _ => "",
         };
-        Failure::unreachable(error, advice.into())
+        Failure::Unreachable { why: error.to_string(), advice: advice.into() }
     }
 }
 

@@ -39,6 +39,8 @@ on_every_store!(without_its_variables_too, |store| {
         let script = bare(&format!("--key a {wait} -- echo ran"));
         outer(store, "a", &script).run().exited(75).printed("").said(REFUSED);
         outer(store, "a", &format!("sh -c '{script}; exit $?'")).run().exited(75).printed("").said(REFUSED);
+        let by_hand = bare(&format!("acquire --key a {wait}"));
+        outer(store, "a", &format!("exec {by_hand}")).run().exited(75).printed("").said(REFUSED);
     }
     // Another lock is not its own.
     outer(store, "a", &bare("--key b --wait -- echo ran")).run().exited(0).printed("ran\n").silent();

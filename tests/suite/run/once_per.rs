@@ -17,8 +17,8 @@ on_every_store!(a_success_makes_others_superfluous, |store| {
     assert!(!status(store, "job")["done_until"].is_null());
     let said = Lockrun::new(store).key("job").args(["--once-per", "10m", "-v"]).sh("echo ran").run();
     let said =
-        said.exited(0).printed("").said("skipped: a run that began ").said(" ago has succeeded (--once-per): that of ");
-    said.said("sh -c 'echo ran'");
+        said.exited(0).printed("").said("skipped: ").said("sh -c 'echo ran'").said(" ago and succeeded (--once-per)");
+    said.said(" began ");
     // Each run applies its own period; one without `--once-per` runs in any case.
     Lockrun::new(store).key("job").sh("echo ran").run().exited(0).printed("ran\n");
     attempt(store, "1s", ":").exited(0);

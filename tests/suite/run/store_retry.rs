@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::calm::late;
+use crate::support::calm::{held_in_time, judge, late};
 use crate::support::events::Events;
 use crate::support::proxy::Mode;
 use crate::support::store::{on_every_lease_store, on_redis};
-use crate::support::{Holder, LeaseServer as _, Lockrun, Running, Store, eventually, sequence};
+use crate::support::{Holder, LeaseServer as _, Lockrun, Redis, Running, Store, eventually, sequence};
 
 /// Waits until the run has found the store away.
 #[track_caller]
@@ -47,6 +47,20 @@ on_every_lease_store!(a_store_that_comes_back_costs_no_run, |store| {
     assert!(events.one("outage")["left_ms"].as_u64().is_some_and(|left| left > 0));
 });
 
+// After a failover, or after the start of a Redis that keeps nothing, the lock is withheld for a while: as if the store
+// were still away.
+#[test]
+fn a_lock_that_is_withheld_is_tried_again() {
+    judge(|| {
+        let redis = Redis::start();
+        let call = Lockrun::at(&format!("{}?grace=8s", redis.url())).key("a");
+        let run = |options: &[&str]| call.clone().args(options).command(["echo", "ran"]).run();
+        // A machine that stalls may start it later.
+        held_in_time(run(&["--fail"]).status == Some(75), "it is withheld");
+        run(&["--skip", "--store-retry", "1m"]).exited(0).printed("ran\n").silent();
+    });
+}
+
 // "Silent but for `-v` and events."
 on_every_lease_store!(a_retry_is_silent, |store| {
     store.server().kill();
@@ -67,7 +81,7 @@ on_every_lease_store!(a_store_that_stays_away_is_given_up, |store| {
         assert!(!output.stderr().contains("tried for"), "{output}");
     }
     for options in [&["--store-retry", "1500ms"][..], &["--wait", "1500ms"], &["--wait", "--store-retry", "1500ms"]] {
-        run(options).exited(69).printed("").said("; tried for 1s");
+        run(options).exited(69).printed("").said("; tried for ");
     }
 });
 
@@ -81,9 +95,9 @@ on_redis!(what_does_not_pass_is_not_tried_again, |store, _redis| {
 // "Names that do not resolve": alike.
 #[test]
 fn a_name_that_does_not_resolve_is_looked_up_again() {
-    let call = Lockrun::at("redis://nowhere.invalid").key("a").args(["--store-retry", "1500ms", "-v"]);
+    let call = Lockrun::at("redis://nowhere.invalid").key("a").args(["--store-retry", "5s", "-v"]);
     let run = call.command(["echo", "ran"]).run().exited(69).printed("");
-    run.said("trying again for ").said("; tried for 1s");
+    run.said("trying again for ").said("; tried for ");
 }
 
 // A signal ends the wait for a store, too.
@@ -108,11 +122,12 @@ on_every_lease_store!(an_outage_under_the_lock_is_told, |store| {
     if !run.run.comes_to(|run| run.stderr().contains("the store answers again")) {
         late(&format!("the run has ended: {}", run.run.stderr()));
     }
-    let output = run.finish().exited(0).said("; trying again for ");
-    assert_eq!(output.stderr().matches("trying again").count(), 1, "{output}");
-    let left = events.one("outage")["left_ms"].as_u64().expect("a number");
+    run.finish().exited(0).said("lockrun: lock \"a\": cannot renew the lease: ").said("; trying again for ");
+    let names = events.names();
+    assert_eq!(names[..4], ["acquired", "started", "outage", "recovered"], "{names:?}");
+    let all = events.all();
+    let left = all.iter().find_map(|event| event["left_ms"].as_u64()).expect("a number");
     assert!(left <= 18_000, "{left}");
-    events.one("recovered");
 });
 
 /// A run of a command under a lock that another run of the store holds.
@@ -136,7 +151,8 @@ on_redis!(a_wait_in_a_ci_says_so, |store, _redis| {
     });
     holder.end();
     let said = in_ci.wait().exited(0).said("in the queue: held by ");
-    assert!(said.stderr().lines().count() >= 2, "{said}");
+    // A machine that stalls may add one.
+    assert!((2..=3).contains(&said.stderr().lines().count()), "{said}");
     verbose.wait().exited(0);
     for run in plain {
         run.wait().exited(0).silent();

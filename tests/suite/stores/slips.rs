@@ -121,9 +121,7 @@ fn a_stopped_server_costs_twice_the_time_out() {
     let help = Lockrun::bare().arg("--help").run().exited(0).stdout();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        help.contains(
-            "lockrun ends with status 69: if it does not try again (--store-retry), after twice this time at the latest"
-        ),
+        help.contains("lockrun ends with status 69, unless it tries again: after twice this time at the latest"),
         "{help}"
     );
     judge(|| {
