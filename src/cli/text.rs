@@ -107,7 +107,7 @@ pub const EVENTS: [(&str, &str); 14] = [
     ),
     (
         "outage",
-        "the store cannot be asked for the lock, or not to renew it: why; left_ms, for how long it is tried again",
+        "a request for the lock, or a renewal, has failed because the store is away: why; left_ms, for how long it is tried again",
     ),
     ("recovered", "the store, which was away, answers again"),
     ("lost", "the lease is lost: why, stops_command, held_ms"),

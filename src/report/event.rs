@@ -40,7 +40,7 @@ pub enum Event<'a> {
     Held {
         /// The holder.
         held: &'a Held,
-        /// The limit of the user's that ended the patience, if there is one.
+        /// The limit that was reached, if there is one.
         limit: Option<Limit>,
     },
     /// The token of this claim, which the user chose, holds the lock already, in another way than the one asked for.
@@ -59,7 +59,7 @@ pub enum Event<'a> {
         /// The number of slots, if there are several.
         slots: Option<u32>,
     },
-    /// The store is away: it could not be asked for the lock, or not to renew it.
+    /// A request for the lock, or a renewal, has failed because the store is away, and is tried again.
     Outage {
         /// What failed, and why.
         why: &'a str,
@@ -100,7 +100,7 @@ pub enum Event<'a> {
     },
 }
 
-/// A limit of the user's to the patience with a held lock.
+/// A limit that the user has set for a lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The run has waited for this long.

@@ -13,8 +13,7 @@ use crate::sys::stderr;
 #[derive(Debug)]
 pub struct Reporter {
     key: Key,
-    /// The store's URL, without its password.
-    store: String,
+    store: Address,
     /// How much is printed.
     pub verbosity: Verbosity,
     event_log: Option<EventLog>,
@@ -23,7 +22,7 @@ pub struct Reporter {
 impl Reporter {
     /// Returns a reporter of the lock `key` in the store at this address that only prints messages.
     pub fn new(key: Key, store: &Address, verbosity: Verbosity) -> Self {
-        Reporter { key, store: store.shown().to_owned(), verbosity, event_log: None }
+        Reporter { key, store: store.clone(), verbosity, event_log: None }
     }
 
     /// Adds the event log of `run`, in this file if one is given, as [`EventLog::open`] does.
@@ -66,17 +65,17 @@ impl Reporter {
     /// As [`Reporter::print`], but never waits: without room for the message, it is lost.
     pub fn print_if_there_is_room(&self, event: &Event<'_>) {
         if self.verbosity >= event.least_verbosity() {
-            stderr::write_if_there_is_room(&report::lines(&event.message(&self.key, &self.store)));
+            stderr::write_if_there_is_room(&report::lines(&event.message(&self.key, &self.store.shown())));
         }
     }
 
     /// Prints the message of an event, whatever the verbosity is.
     pub fn say(&self, event: &Event<'_>) {
-        report::say(&event.message(&self.key, &self.store));
+        report::say(&event.message(&self.key, &self.store.shown()));
     }
 
     /// Returns whether it reports every event, to the user or to the event log.
-    pub fn tells_all(&self) -> bool {
+    pub fn reports_everything(&self) -> bool {
         self.verbosity == Verbosity::Verbose || self.event_log.is_some()
     }
 

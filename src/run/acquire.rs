@@ -99,7 +99,7 @@ pub fn acquire(
             Err(Outcome::terminated_by(signal))
         }
         Ok(Acquired::NotNeeded(done)) => {
-            let by = if reporter.tells_all() { done_by(store, claim, done) } else { None };
+            let by = if reporter.reports_everything() { done_by(store, claim, done) } else { None };
             reporter.report(Event::Done { began: between(done.began_ms, done.now_ms), by: by.as_ref() });
             Err(Outcome::Skipped)
         }

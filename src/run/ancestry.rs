@@ -3,10 +3,13 @@
 use std::fs;
 use std::time::Duration;
 
+use libc::pid_t;
+
 use crate::lock::holder::host_name;
 use crate::lock::key::Key;
 use crate::lock::state::Purpose;
 use crate::store::{Claim, Held};
+use crate::supervise::{parent_of, started};
 use crate::sys::clock::Moment;
 
 /// The most ancestors that are looked at.
@@ -14,14 +17,6 @@ const GENERATIONS: usize = 1000;
 
 /// How much later than the lock its holder may seem to have started: the store's clock and the kernel's may differ.
 const TOLERANCE: Duration = Duration::from_secs(5);
-
-/// A process in /proc.
-struct Process {
-    /// The name of its program, or the one that it has given itself.
-    name: String,
-    parent: u32,
-    started: Moment,
-}
 
 /// Returns whether the lock that `claim` is about is held by a run whose command this process is part of: an ancestor
 /// on this host has the holder's process id, is as old as the lock, and is a lockrun with the key in its command line.
@@ -32,44 +27,29 @@ pub(super) fn includes(held: &Held, claim: &Claim) -> bool {
         return false;
     };
     // This lockrun: the guardian is a child of it, and not around itself.
-    let own = if claim.by_hand { std::process::id() } else { claim.holder.pid };
-    if holder.pid == own || holder.host != host_name() {
+    let own = if claim.by_hand { std::process::id() } else { claim.holder.pid }.cast_signed();
+    let pid = holder.pid.cast_signed();
+    if pid == own || holder.host != host_name() {
         return false;
     }
-    let parent = |pid: &u32| Process::read(*pid).map(|process| process.parent);
-    let mut ancestors = std::iter::successors(parent(&own), parent).take(GENERATIONS);
-    ancestors.any(|pid| pid == holder.pid) && is_lockrun(holder.pid, own, held.since) && names(holder.pid, &claim.key)
+    let mut ancestors = std::iter::successors(parent_of(own), |pid| parent_of(*pid)).take(GENERATIONS);
+    ancestors.any(|ancestor| ancestor == pid) && is_lockrun(pid, own, held.since) && names(pid, &claim.key)
 }
 
 /// Returns whether the process has the name of our `own` one, and was there when the lock was acquired, `since` ago.
-fn is_lockrun(pid: u32, own: u32, since: Option<Duration>) -> bool {
+fn is_lockrun(pid: pid_t, own: pid_t, since: Option<Duration>) -> bool {
+    let name = |pid: pid_t| fs::read(format!("/proc/{pid}/comm")).ok();
     let acquired = since.map(|since| Moment::now().before(since) + TOLERANCE);
-    let (Some(process), Some(own)) = (Process::read(pid), Process::read(own)) else { return false };
-    process.name == own.name && acquired.is_none_or(|acquired| process.started <= acquired)
+    let started = started(pid).map(|ticks| Moment::from_boot(Duration::from_millis(ticks.saturating_mul(10))));
+    name(pid).is_some_and(|found| name(own) == Some(found))
+        && started.is_some_and(|started| acquired.is_none_or(|acquired| started <= acquired))
 }
 
 /// Returns whether a word of the process's command line is the key, or is an option that ends with it.
-fn names(pid: u32, key: &Key) -> bool {
+fn names(pid: pid_t, key: &Key) -> bool {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let key = key.as_str().as_bytes();
     words.split(|byte| *byte == 0).any(|word| word == key || word.starts_with(b"-") && word.ends_with(key))
-}
-
-impl Process {
-    /// Reads `/proc/PID/stat`, see proc(5). `None` if there is no such process.
-    fn read(pid: u32) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name is in parentheses, and may contain blanks and parentheses.
-        let (name, fields) = stat.split_once('(')?.1.rsplit_once(')')?;
-        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
-        // In hundredths of a second since the machine has started.
-        let started = fields.get(19)?.parse::<u64>().ok()?.checked_mul(10)?;
-        Some(Process {
-            name: name.to_owned(),
-            parent: fields.get(1)?.parse().ok()?,
-            started: Moment::from_boot(Duration::from_millis(started)),
-        })
-    }
 }
 
 #[cfg(test)]
@@ -92,11 +72,10 @@ mod tests {
             !includes_holder(parent, Duration::ZERO, Purpose::Run)
                 && !includes_holder(own, Duration::ZERO, Purpose::Run)
         );
-        assert_eq!(Process::read(own).expect("it lives").parent, parent);
-        let age = Moment::now().since(Process::read(own).expect("it lives").started);
+        let own = own.cast_signed();
         assert!(is_lockrun(own, own, Some(Duration::ZERO)) && is_lockrun(own, own, None));
-        assert!(!is_lockrun(own, own, Some(age + 2 * TOLERANCE)), "it has another's process id");
-        assert!(Process::read(u32::MAX).is_none());
+        assert!(!is_lockrun(own, own, Some(Moment::now().since_boot())), "it has another's process id");
+        assert!(!is_lockrun(pid_t::MAX, own, None) && !is_lockrun(own, pid_t::MAX, None), "there is none");
         let key = |key: &str| Key::new(key.as_ref()).expect("a key");
         let first = std::env::args().next().expect("a word");
         assert!(names(own, &key(&first)) && !names(own, &key(&first[1..])) && !names(own, &key("another key")));

@@ -162,8 +162,7 @@ impl Renewing {
                 }
                 Next::Renew => {
                     if let Some(change) = self.renew(&mut **store, renewal) {
-                        drop(locked);
-                        self.report(&change);
+                        self.report(&change, locked);
                     }
                 }
                 Next::GiveUp(why) => {
@@ -198,12 +197,14 @@ impl Renewing {
 
     /// Reports that an outage has begun or ended. If standard error has no room, the message is lost: it must not delay
     /// the next renewal.
-    fn report(&self, change: &Change) {
+    fn report(&self, change: &Change, locked: MutexGuard<'_, Option<Shared>>) {
         let event = match change {
             Change::Away { why, left } => Event::Outage { why, left: *left },
             Change::Back => Event::Recovered,
         };
+        // While the main thread cannot take the store back, and so cannot log the end of COMMAND before this.
         self.work.reporter.log(&event);
+        drop(locked);
         self.work.reporter.print_if_there_is_room(&event);
     }
 

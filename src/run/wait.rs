@@ -188,7 +188,9 @@ impl<'a> WaitingClaim<'a> {
                     }
                 }
                 // After a failover, or after the start of a store that keeps nothing: as if it were still away.
-                Ok(Acquired::Held(held)) if self.queue.is_none() && held.is_withheld() && self.has_patience() => {
+                Ok(Acquired::Held(held))
+                    if self.queue.is_none() && held.is_withheld() && !self.left(Moment::now()).is_zero() =>
+                {
                     let _ = watcher.waiting(&held);
                 }
                 Ok(Acquired::Mine(grant)) => return Ok(Acquired::Mine(grant)),
@@ -250,11 +252,6 @@ impl<'a> WaitingClaim<'a> {
     /// Returns for how long from `now` to go on trying a store that is away.
     fn left(&self, now: Moment) -> Duration {
         self.store_retry.saturating_sub(now.since(self.outage_from))
-    }
-
-    /// Returns whether to go on trying a store that is away.
-    fn has_patience(&self) -> bool {
-        !self.left(Moment::now()).is_zero()
     }
 
     /// Returns the error of the last one of several tries, which says for how long it was tried.

@@ -1,5 +1,6 @@
 //! The URL of a store, parsed and checked. No I/O: whether there is a store at the address shows only when it is used.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +35,8 @@ impl Address {
         let wrong = |why: String| format!("the {scheme} URL {why}{}", advice_on_password(text));
         check_characters(text).and_then(|()| (kind.parse)(text)).map_err(wrong).map(|location| Address {
             kind,
-            shown: location.name().unwrap_or_else(|| hide_password(text)),
             location: location.into(),
+            shown: hide_password(text),
         })
     }
 
@@ -53,8 +54,8 @@ impl Address {
 
     /// Returns the URL without its password, for messages; for the default store, that of its directory. It may contain
     /// control characters.
-    pub fn shown(&self) -> &str {
-        &self.shown
+    pub fn shown(&self) -> Cow<'_, str> {
+        self.location.name().map_or(Cow::Borrowed(&self.shown), Cow::Owned)
     }
 
     /// Returns whether locks of this store are leases, which expire unless they are renewed.

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 pub use exit::{end_as, end_now};
 pub use interpreter::why_not_executed;
-pub use process::are_visible as processes_are_visible;
+pub use process::{are_visible as processes_are_visible, parent_of, started};
 pub use rehearsal::call_what_ends_a_command;
 pub use spawn::{FENCE, Failure as StartFailure, SLOT, VALUE};
 pub use supervisor::{Finished, StopReason};

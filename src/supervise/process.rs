@@ -256,9 +256,14 @@ fn field<'a>(status: &'a [u8], name: &str) -> Option<&'a str> {
     std::str::from_utf8(value).ok().map(str::trim)
 }
 
-/// Returns when the process `pid` started, in clock ticks after boot: together with the pid this identifies a process
-/// uniquely. May take long, because it reads /proc/PID/stat.
-pub(super) fn started(pid: pid_t) -> Option<u64> {
+/// Returns the id of the parent of the process `pid`, if there is such a process.
+pub fn parent_of(pid: pid_t) -> Option<pid_t> {
+    read(pid).map(|process| process.parent)
+}
+
+/// Returns when the process `pid` started, in clock ticks (hundredths of a second) after boot: together with the pid
+/// this identifies a process uniquely. May take long, because it reads /proc/PID/stat.
+pub fn started(pid: pid_t) -> Option<u64> {
     fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?.nth(19)?.parse().ok()
 }
 

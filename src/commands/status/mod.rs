@@ -70,16 +70,16 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
     keys.retain(|status| wanted.includes(&status.key) && (!only_held || !status.holders.is_empty()));
     let text = match form {
-        Form::Json => json::text(&keys, address.shown()),
+        Form::Json => json::text(&keys, &address.shown()),
         Form::Metrics => metrics::text(&keys),
         Form::Text if key.is_some() => {
             let colours = terminal::stdout_has_colours();
-            keys.iter().map(|status| page::text(status, address.shown(), colours)).collect()
+            keys.iter().map(|status| page::text(status, &address.shown(), colours)).collect()
         }
         Form::Text => {
             let width = terminal::stdout_width();
-            // Only people have to be told.
-            let store = width.map_or_else(String::new, |width| table::store(address.shown(), width));
+            // Only for people.
+            let store = width.map_or_else(String::new, |width| table::store(&address.shown(), width));
             store + &table::text(&keys, width, terminal::stdout_has_colours())
         }
     };

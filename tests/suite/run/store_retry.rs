@@ -1,4 +1,4 @@
-//! A store that is away when a run starts: `--store-retry`.
+//! A store that is away when a run starts (`--store-retry`) or while its command runs, and what a wait says of itself.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ on_redis!(a_signal_ends_the_wait_for_a_store, |store, redis| {
 });
 
 // "With -v and in events, the first failed renewal, and until when it can last."
-on_every_lease_store!(an_outage_under_the_lock_is_told, |store| {
+on_every_lease_store!(an_outage_under_the_lock_is_reported, |store| {
     let (proxy, events) = (store.proxy(), Events::new());
     let call = Lockrun::at(&proxy.url()).key("a").args(["--ttl", "20s", "--renew-every", "1s", "--kill-after", "2s"]);
     let call = events.of(call.args(["--store-timeout", "1s", "-v"]));
