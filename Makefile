@@ -26,6 +26,7 @@ mandir = $(PREFIX)/share/man
 bashdir = $(PREFIX)/share/bash-completion/completions
 zshdir = $(PREFIX)/share/zsh/site-functions
 fishdir = $(PREFIX)/share/fish/vendor_completions.d
+tmpfilesdir = $(PREFIX)/lib/tmpfiles.d
 
 target = $(or $(CARGO_TARGET_DIR),target)
 binary = $(target)/release/lockrun
@@ -128,16 +129,19 @@ bench: $(binary)
 
 # Builds only if the binary is older than its sources, so `make && sudo make install` needs no cargo as root.
 install: $(binary)
-	$(INSTALL) -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir)
+	$(INSTALL) -d $(DESTDIR)$(bindir) $(DESTDIR)$(mandir)/man1 $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) \
+		$(DESTDIR)$(tmpfilesdir)
 	$(INSTALL) -m 755 $(binary) $(DESTDIR)$(bindir)/lockrun
 	$(INSTALL) -m 644 man/lockrun.1 $(pages:%=man/%.1) $(DESTDIR)$(mandir)/man1
 	$(INSTALL) -m 644 completions/lockrun.bash $(DESTDIR)$(bashdir)/lockrun
 	$(INSTALL) -m 644 completions/_lockrun $(DESTDIR)$(zshdir)/_lockrun
 	$(INSTALL) -m 644 completions/lockrun.fish $(DESTDIR)$(fishdir)/lockrun.fish
+	$(INSTALL) -m 644 packaging/tmpfiles.conf $(DESTDIR)$(tmpfilesdir)/lockrun.conf
 
 uninstall:
 	rm -f $(DESTDIR)$(bindir)/lockrun $(DESTDIR)$(mandir)/man1/lockrun.1 $(pages:%=$(DESTDIR)$(mandir)/man1/%.1) \
-		$(DESTDIR)$(bashdir)/lockrun $(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish
+		$(DESTDIR)$(bashdir)/lockrun $(DESTDIR)$(zshdir)/_lockrun $(DESTDIR)$(fishdir)/lockrun.fish \
+		$(DESTDIR)$(tmpfilesdir)/lockrun.conf
 
 # A Debian package of the release binary, in $(target)/package.
 deb: $(binary)

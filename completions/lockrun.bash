@@ -17,10 +17,18 @@ _lockrun() {
         fi
         rest=${stripped#"$word"}
     done
+    local typed=${words[${#words[@]}-1]} at is_quoted= part
+    # What bash replaces begins behind an open quote, or else behind the last : or =.
+    part=${typed##*[:=]}
+    if [[ $typed == *[\'\"]* ]]; then
+        is_quoted=1
+        part=${typed##*[\'\"]}
+    fi
+    # lockrun is given the words without their quoting.
+    words=("${words[@]//[\'\"\\]/}")
+    typed=${words[${#words[@]}-1]}
+    part=${part//\\/}
     mapfile -t reply < <("$1" complete "${words[@]:1}" 2>/dev/null)
-    local typed=${words[${#words[@]}-1]} at
-    # What bash replaces begins behind the last of those.
-    local part=${typed##*[:=]}
     case ${reply[0]-} in
         command\ *)
             at=${reply[0]#command }
@@ -40,8 +48,9 @@ _lockrun() {
         words)
             for word in "${reply[@]:1}"; do
                 word=${word%%$'\t'*}
+                word=${word:${#typed} - ${#part}}
                 # A key may contain characters that mean something to bash.
-                printf -v word %q "${word:${#typed} - ${#part}}"
+                [[ $is_quoted ]] || printf -v word %q "$word"
                 COMPREPLY+=("$word")
             done
             [[ ${COMPREPLY[0]-} != *[:/] ]] || compopt -o nospace

@@ -3,7 +3,9 @@
 function __lockrun_complete
     set -l words (commandline -opc)
     set -l typed (commandline -ct)
-    set -l reply ($words[1] complete $words[2..] "$typed" 2>/dev/null)
+    # Without its quoting, of which the end may not be typed yet.
+    set -l plain (string unescape -- "$typed"; or string unescape -- "$typed'"; or string unescape -- "$typed\"")
+    set -l reply ($words[1] complete $words[2..] "$plain" 2>/dev/null)
     switch "$reply[1]"
         case 'command *'
             set -l at (math (string replace 'command ' '' -- $reply[1]) + 1)

@@ -115,8 +115,8 @@ fn keys(before: &[OsString], typed: &str, tie: &str) -> Vec<(String, String)> {
     status.args(["status", "--json", "--store-timeout", "1s"]).args(store_options(before)).stderr(Stdio::null());
     let listed = status.output().map(|output| output.stdout).unwrap_or_default();
     let locks: Vec<serde_json::Value> = serde_json::from_slice(&listed).unwrap_or_default();
-    // The scripts read one word per line.
-    let is_plain = |key: &&str| key.starts_with(typed) && !key.chars().any(|c| c.is_whitespace() || c.is_control());
+    // The scripts read one word per line, and quote it as their shell does.
+    let is_plain = |key: &&str| key.starts_with(typed) && !key.chars().any(char::is_control);
     let state = |lock: &serde_json::Value| if lock["held"] == true { "held" } else { "free" };
     let named = |lock: &serde_json::Value| {
         let key = lock["key"].as_str().filter(is_plain)?;

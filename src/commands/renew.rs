@@ -22,7 +22,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         Ok(Renewed::NotMine(held)) => report_not_held(&key, &token, held, &mut *store, &address),
         Ok(Renewed::Revoked(by)) => {
             report::say(&format!(
-                "the lock \"{}\" is not ours any more: it was revoked by {by}",
+                "the lock \"{}\" is no longer held under this token: it was revoked by {by}",
                 escaped(key.as_str())
             ));
             Outcome::Lost

@@ -1,10 +1,14 @@
-//! Tidies the source of a manual page for mandoc's checks: short lines, no trailing spaces, no repeated definitions.
+//! Tidies the source of a manual page for mandoc's and groff's checks: short lines, no trailing spaces, no repeated
+//! definitions, text that is aligned to the left.
 
 /// The longest line of text, in bytes.
 const LINE_MAX: usize = 80;
 
 /// clap's renderer defines the apostrophe like this before each section; once is enough.
 const DEFINITION: [&str; 2] = [r".ie \n(.g .ds Aq \(aq", ".el .ds Aq '"];
+
+/// Aligns the text to the left: a URL leaves a line that cannot be stretched to the margin, of which groff warns.
+const LEFT: &str = ".ad l\n";
 
 /// Returns the tidied page.
 pub fn tidied(roff: &str) -> String {
@@ -24,6 +28,9 @@ pub fn tidied(roff: &str) -> String {
         let is_text = !line.starts_with('.') && !is_verbatim;
         tidy.push_str(&if is_text { broken(line) } else { line.to_owned() });
         tidy.push('\n');
+        if line.starts_with(".TH ") {
+            tidy.push_str(LEFT);
+        }
     }
     tidy
 }
@@ -58,12 +65,12 @@ mod tests {
         let line = format!("{} .b 'c ", "word ".repeat(40).trim_end());
         let tidy = tidied(&format!(".TH A 1 \n{line}\n.nf\n{line}\n.fi\n"));
         let lines: Vec<&str> = tidy.lines().collect();
-        assert_eq!(lines[0], ".TH A 1");
+        assert_eq!(lines[..2], [".TH A 1", ".ad l"]);
         assert!(
-            lines[1..lines.len() - 3].iter().all(|line| line.len() <= LINE_MAX && line.starts_with("word")),
+            lines[2..lines.len() - 3].iter().all(|line| line.len() <= LINE_MAX && line.starts_with("word")),
             "{tidy}"
         );
-        assert_eq!(lines[1..lines.len() - 3].join(" "), line.trim_end());
+        assert_eq!(lines[2..lines.len() - 3].join(" "), line.trim_end());
         assert_eq!(lines[lines.len() - 2], line.trim_end());
     }
 

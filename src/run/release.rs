@@ -104,7 +104,7 @@ impl Run<'_> {
         if let Released::Unrecorded(why) = released {
             self.reporter.report(Event::Failed { why: &format!("{}: {why}", self.what_is_lost(how)) });
         }
-        let why = format!("the lock \"{}\" could not be kept: it is not ours any more", self.key());
+        let why = format!("the lock \"{}\" could not be kept: this run no longer holds it", self.key());
         self.reporter.report(match (how, released) {
             (Release::Run { retain: Retain::Kept(_), .. }, Released::Retained) => Event::Kept,
             (Release::Run { retain: Retain::Kept(_), .. }, Released::NotMine(_)) => Event::Failed { why: &why },

@@ -52,7 +52,7 @@ impl Renewal {
                 RenewalAnswer::Mine
             }
             Ok(Renewed::NotMine(held)) => {
-                self.refusal = Some(format!("it is not ours any more: {}", whose(held)));
+                self.refusal = Some(format!("this run no longer holds it: {}", whose(held)));
                 RenewalAnswer::NotMine
             }
             Ok(Renewed::Revoked(by)) => {
@@ -133,7 +133,7 @@ mod tests {
         let by =
             Holder { host: "web-1".into(), pid: 7, user: "op".into(), command: "lockrun break".into(), label: None };
         for (answer, why) in [
-            (Renewed::NotMine(None), "it is not ours any more: nobody holds it".to_owned()),
+            (Renewed::NotMine(None), "this run no longer holds it: nobody holds it".to_owned()),
             (Renewed::Revoked(by.clone()), format!("it was revoked by {by}")),
         ] {
             let mut renewal = granted();

@@ -202,6 +202,13 @@ pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
             "; {} does not exist: check the path, or name another directory for all runs with --store file:/DIR",
             escaped_path(above)
         ),
+        ErrorKind::PermissionDenied if above == Path::new(OF_USERS) => format!(
+            "; only root can write to {OF_USERS} here: let root put the line \"d {} 0700 {}\" into \
+             /etc/tmpfiles.d/lockrun.conf and run systemd-tmpfiles --create, or name a directory that all runs can \
+             write to with --store file:/DIR",
+            escaped_path(path),
+            geteuid()
+        ),
         _ => advice(error, above),
     };
     anyhow!("cannot create the lock directory {}: {error}{remedy}", escaped_path(path))

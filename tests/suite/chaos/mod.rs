@@ -183,7 +183,7 @@ fn judged(subject: &Subject<'_>, runs: &[Past], holders: &[Holder], since: i64) 
     (lines, wrong)
 }
 
-/// The locks that cannot be had again, and what is left of those that were killed.
+/// The locks that cannot be acquired again, and what is left of those that were killed.
 fn stuck(subject: &Subject<'_>, runs: &[Past]) -> Vec<String> {
     let mut stuck = Vec::new();
     for lock in locks(runs) {

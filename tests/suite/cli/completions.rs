@@ -14,7 +14,7 @@ use crate::support::shell::{PROMPT, enter};
 use crate::support::{Lockrun, Store};
 
 /// What is typed before a tab, and what appears then. The first program and the file are those of [`at_work`].
-const CASES: [(&str, &str); 19] = [
+const CASES: [(&str, &str); 23] = [
     ("lockrun --on-lost ki", "ll"),
     ("lockrun --on-lost=ki", "ll"),
     ("lockrun --descendants lea", "ve"),
@@ -33,6 +33,10 @@ const CASES: [(&str, &str); 19] = [
     ("lockrun --key nigh", "tly-report"),
     // The shell must not take what follows it for another command.
     ("lockrun --key odd", "\\;key"),
+    ("lockrun --key mon", "th\\ end\\ close"),
+    ("lockrun --key month\\ e", "nd\\ close"),
+    ("lockrun --key 'month e", "nd close"),
+    ("lockrun --key \"month e", "nd close"),
     ("lockrun status nigh", "tly-report"),
     ("lockrun --store postgresq", "l://"),
     ("lockrun -k x --store=postgresq", "l://"),
@@ -49,7 +53,7 @@ fn at_work() -> (TempDir, Store) {
     }
     File::create(directory.path().join("only-one")).expect("a file");
     let store = Store::file();
-    for key in ["nightly-report", "odd;key"] {
+    for key in ["nightly-report", "odd;key", "month end close"] {
         Lockrun::new(&store).key(key).command(["true"]).run().exited(0);
     }
     (directory, store)

@@ -121,7 +121,7 @@ on_every_lease_store!(now_is_at_once, |store| {
     output.said("its command may still be running");
     assert!(!is_held(store, "now"));
     let ours = token(store, "now", &["--ttl", "10m"]);
-    run.wait().exited(79).said("it is not ours any more: it is held by ");
+    run.wait().exited(79).said("this run no longer holds it: it is held by ");
     renew(store, "now", &ours, &[]).exited(0).silent();
     // The holder was recorded as the last run, and the end of its command does not change that.
     let last = status(store, "now")["last"].clone();

@@ -54,9 +54,29 @@ fn make_uninstall_removes_what_make_install_installed() {
     let pages = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("man")).expect("the manual").count();
     let is_page = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "1");
     assert_eq!(installed.iter().filter(is_page).count(), pages, "{installed:?}");
-    assert_eq!(installed.len(), pages + 4, "{installed:?}");
+    assert_eq!(installed.len(), pages + 5, "{installed:?}");
     call("uninstall");
     assert_eq!(files(root.path()), [] as [PathBuf; 0]);
+}
+
+// "On systems whose `/run/lock` is not writable for users the package and `make install` bring a tmpfiles.d line": every
+// user can then create a directory there, and remove only what is theirs.
+#[test]
+fn users_can_write_to_run_lock() {
+    let root = TempDir::new().expect("a directory");
+    let (run_lock, lines) = (root.path().join("run/lock"), root.path().join("usr/lib/tmpfiles.d"));
+    for directory in [&run_lock, &lines] {
+        fs::create_dir_all(directory).expect("a directory");
+    }
+    fs::set_permissions(&run_lock, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    // As Fedora and Arch have it, and as systemd's own file is named.
+    fs::write(lines.join("legacy.conf"), "d /run/lock 0755\n").expect("a file");
+    let line = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/tmpfiles.conf");
+    let users = if Uid::effective().is_root() { "root root" } else { "- -" };
+    let line = fs::read_to_string(line).expect("a file").replace("root root", users);
+    fs::write(lines.join("lockrun.conf"), line).expect("a file");
+    run("systemd-tmpfiles", &["--create", &format!("--root={}", text(root.path()))]);
+    assert_eq!(run_lock.metadata().expect("it is there").permissions().mode() & 0o7777, 0o1777);
 }
 
 // "`make deb`: binary, manual pages, completions, example units, docs, copyright, changelog; installed, run and

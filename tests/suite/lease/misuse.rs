@@ -94,7 +94,7 @@ on_every_lease_store!(a_revoked_lock_is_not_reported_as_kept, |store| {
     run.wait_for_line("ready");
     break_lock(store, "taken", &[]).exited(0);
     fs::write(&go, "").expect("our own directory");
-    let output = run.wait().exited(0).said("could not be kept: it is not ours any more");
+    let output = run.wait().exited(0).said("could not be kept: this run no longer holds it");
     assert!(!output.stderr().contains("\" kept"), "{output}");
     assert!(!is_held(store, "taken"));
 });

@@ -155,7 +155,7 @@ on_every_lease_store!(a_lost_lease_is_logged, |store| {
         output.exited(status).said("is lost");
         let lost = events.one("lost");
         assert_eq!(lost["stops_command"], stops);
-        assert!(lost["why"].as_str().expect("why").contains("not ours any more"), "{lost}");
+        assert!(lost["why"].as_str().expect("why").contains("no longer holds it"), "{lost}");
         let ended: &[&str] = if stops { &["killed", "finished"] } else { &["finished", "released"] };
         assert_eq!(events.names()[3..], *ended);
     }

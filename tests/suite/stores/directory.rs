@@ -202,7 +202,7 @@ fn no_other_default_directory() {
     let elsewhere = format!("/tmp/lockrun-{ANOTHER}");
     for (mounts, why) in [
         ("mount -t tmpfs -o ro,mode=1777 none /run/lock", "ReadWritePaths=/run/lock"),
-        ("mount -t tmpfs -o mode=755 none /run/lock", "ermission denied"),
+        ("mount -t tmpfs -o mode=755 none /run/lock", &*format!("\"d {directory} 0700 {ANOTHER}\"")),
         (
             &*format!("mount -t tmpfs -o mode=1777 none /run/lock && install -d -o 65534 -m 700 {directory}"),
             "belongs to nobody",

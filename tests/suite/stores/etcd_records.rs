@@ -23,7 +23,7 @@ fn a_record_is_deleted_under_a_command_that_ends_slowly() {
     etcd.delete_record("k");
     let next = Lockrun::new(&store).key("k").arg("--wait").command(witness::command(&record, "next", &[]));
     let next = next.spawn();
-    old.wait().exited(79).said("is not ours any more");
+    old.wait().exited(79).said("no longer holds it");
     witness::begins_after_the_other(next, &record);
 }
 

@@ -95,7 +95,7 @@ fn judge_room(path: &str, read_only: bool, bytes: u64, files: Option<u64>) -> Di
         Some(files) => format!("{} MiB and {files} files", bytes >> 20),
         None => format!("{} MiB", bytes >> 20),
     };
-    let what = "without room for its file a lock cannot be had (status 69); make room";
+    let what = "without room for its file a lock cannot be acquired (status 69); make room";
     if read_only {
         Diagnostic::unusable(
             format!("{path} is on a file system that is mounted read-only"),

@@ -62,7 +62,7 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
     })();
     tried.unwrap_or_else(|errno: Errno| {
         let text = format!("cannot write a file in {}: {}", path.display(), errno.desc());
-        vec![Diagnostic::unusable(text, "no lock can be had without")]
+        vec![Diagnostic::unusable(text, "no lock can be acquired without")]
     })
 }
 
@@ -108,7 +108,9 @@ fn judge_conflict(call: &str, conflicts: nix::Result<bool>) -> Diagnostic {
             format!("{call} locks do not exclude each other there"),
             format!("two runs would hold one lock; {elsewhere}"),
         ),
-        Err(errno) => Diagnostic::unusable(format!("{call} locks cannot be had there: {}", errno.desc()), elsewhere),
+        Err(errno) => {
+            Diagnostic::unusable(format!("{call} locks cannot be acquired there: {}", errno.desc()), elsewhere)
+        }
     }
 }
 

@@ -35,20 +35,20 @@ fn judge_sentinels(report: &SentinelReport) -> Vec<Diagnostic> {
     }));
     diagnostics.extend(warn_of_each(
         silent,
-        "start it again: when a majority is away, locks cannot be had (69), and leases are lost",
+        "start it again: when a majority is away, locks cannot be acquired (69), and leases are lost",
     ));
     diagnostics.extend(warn_of_each(strangers, STRANGER));
     if *sentinel_count < 3 {
         diagnostics.push(Diagnostic::warn(
             format!("there are fewer than three Sentinels ({sentinel_count})"),
-            "when one of them is away, there is no majority, and locks cannot be had (69); run three, on machines of \
+            "when one of them is away, there is no majority, and locks cannot be acquired (69); run three, on machines of \
              their own",
         ));
     }
     if *named < *sentinel_count && strangers.is_empty() {
         diagnostics.push(Diagnostic::warn(
             format!("the store's URL names {named} of {sentinel_count} Sentinels"),
-            "only those are asked, and a majority of all must agree, or locks cannot be had (69); name them all",
+            "only those are asked, and a majority of all must agree, or locks cannot be acquired (69); name them all",
         ));
     }
     if *replicas == 0 && primary.is_some() {
@@ -67,14 +67,14 @@ fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     ))];
     diagnostics.extend(warn_of_each(
         silent,
-        "start it again, or wait until a replica has taken its place: locks on it cannot be had (69), and with three \
+        "start it again, or wait until a replica has taken its place: locks on it cannot be acquired (69), and with three \
          primaries no lease at all can be renewed meanwhile",
     ));
     diagnostics.extend(warn_of_each(strangers, STRANGER));
     if *named < 3 && nodes > named {
         diagnostics.push(Diagnostic::warn(
             format!("the store's URL names {named} of the cluster's {nodes} nodes"),
-            "a majority of the named ones must answer, or locks cannot be had (69); name three or five, not all in one \
+            "a majority of the named ones must answer, or locks cannot be acquired (69); name three or five, not all in one \
              failure zone",
         ));
     }
@@ -87,7 +87,7 @@ fn judge_cluster(report: &ClusterReport) -> Vec<Diagnostic> {
     for node in alone {
         diagnostics.push(Diagnostic::warn(
             format!("{node} has no replica"),
-            "when it is gone, locks on it cannot be had (69); give it a replica",
+            "when it is gone, locks on it cannot be acquired (69); give it a replica",
         ));
     }
     diagnostics.extend(node_timeout.map(|timeout| judge_delay("cluster-node-timeout", timeout)));

@@ -55,7 +55,7 @@ impl Info {
     pub(super) fn judge_memory(&self) -> Vec<Diagnostic> {
         let (Some(policy), Some(limit)) = (self.text("maxmemory_policy"), self.number("maxmemory")) else {
             return vec![Diagnostic::note(
-                "the server does not tell what it does when its memory is full",
+                "the server does not say what it does when its memory is full",
                 "see by hand that CONFIG GET maxmemory-policy is noeviction",
             )];
         };
@@ -132,7 +132,7 @@ impl Info {
                 ),
             ),
             _ => Diagnostic::note(
-                "the server does not tell what it keeps on disk",
+                "the server does not say what it keeps on disk",
                 "see by hand that CONFIG GET appendonly is yes",
             ),
         }

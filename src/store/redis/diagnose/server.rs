@@ -74,12 +74,12 @@ pub(super) fn judge(
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
     let mut diagnostics = vec![match major {
         None => Diagnostic::note(
-            format!("{server} answers, and does not tell its version"),
+            format!("{server} answers, and does not say its version"),
             format!("see by hand that it is Redis {OLDEST} or newer, or a Valkey"),
         ),
         Some(major) if product == "Redis" && major < OLDEST => Diagnostic::fail(
             format!("{server} answers: {product} {version}"),
-            format!("nothing is promised for a Redis older than {OLDEST}; use a newer one"),
+            format!("lockrun does not support Redis before {OLDEST}; use a newer one"),
         ),
         Some(_) => Diagnostic::ok(format!("{server} answers: {product} {version}")),
     }];
@@ -91,7 +91,7 @@ pub(super) fn judge(
     } else if mode == "cluster" && !of_a_cluster {
         diagnostics.push(Diagnostic::fail(
             "it is a node of a cluster",
-            "lockrun asks no other node, so locks that belong to those cannot be had (status 69); write \
+            "lockrun asks no other node, so locks that belong to those cannot be acquired (status 69); write \
              redis+cluster:// in the store's URL",
         ));
     }
