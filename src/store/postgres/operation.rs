@@ -16,10 +16,15 @@ use super::server_error::ServerError;
 use super::waiter_row::HAND_OFFS_MAX;
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::CommitTrip;
-use crate::lock::state::{ASKS_PER_PLACE, LockState};
+use crate::lock::state::LockState;
 use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
+
+/// How long one that asks for the lock waits for the lock's row, which others have locked, before it tries again. After
+/// a second (`deadlock_timeout`) the server compares each session that waits for a row with all others that wait for
+/// it: with a thousand of them it does nothing else.
+const ROW_WAIT: Duration = Duration::from_millis(900);
 
 /// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was
 /// prolonged just then, or the server rolled the transaction back.
@@ -49,7 +54,7 @@ pub(in crate::store) struct Attempt<'a> {
     /// Whether it asks how many connections are unused: a new waiter does. Not after an attempt that found that the
     /// role lacks the right to.
     pub(super) counts_connections: bool,
-    /// How long it waits for the row if others have locked it, if that is less than half of what the request may take.
+    /// How long it waits at a time for the row if others have locked it.
     pub(super) row_wait: Duration,
     /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one
     /// waits for both, even if nothing is left to write.
@@ -91,9 +96,9 @@ impl<'a> Attempt<'a> {
             Operation::Reserve(_) | Operation::Cancel(_) => true,
             Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => false,
         };
-        // One that waits prolongs its place before the next attempt.
-        let row_wait = match (&store.wait, operation) {
-            (Some(_), Operation::Acquire { claim, .. }) => claim.place() / ASKS_PER_PLACE,
+        // The holder keeps its turn at the row until the request is over. All others try again.
+        let row_wait = match operation {
+            Operation::Acquire { .. } | Operation::Reserve(_) => ROW_WAIT,
             _ => Duration::MAX,
         };
         Attempt {
@@ -111,6 +116,13 @@ impl<'a> Attempt<'a> {
             left: ATTEMPTS,
             backoff: Backoff::new(),
         }
+    }
+
+    /// Returns whether it waits for the row once more, after [`ROW_WAIT`]. A waiter does so by itself: it prolongs its
+    /// place first.
+    fn may_wait_again(&self) -> bool {
+        let is_waiter = self.operation.waiter().is_some();
+        self.row_wait == ROW_WAIT && !is_waiter && Moment::now() + 2 * ROW_WAIT < self.answer_by
     }
 
     /// Prepares the next attempt after this `failure`, or fails with it if there is none left.
@@ -252,6 +264,10 @@ impl PostgresStore {
                 }
                 created => created?,
             },
+            Failure::Rejected(rejection) if rejection.is_busy() && attempt.may_wait_again() => {
+                thread::sleep(attempt.backoff.next());
+                return Ok(());
+            }
             _ => return Err(failure),
         }
         attempt.next(failure)

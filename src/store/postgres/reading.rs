@@ -23,12 +23,13 @@ const CONNECTIONS_LEFT: u32 = 5;
 /// allows. A server older than PostgreSQL 16 has no `reserved_connections`.
 fn is_crowded() -> String {
     format!(
-        "WITH used AS (SELECT datid, usesysid FROM pg_stat_get_activity(NULL) WHERE datid <> 0), limits AS (\
+        "WITH limits AS (\
           SELECT current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint \
-           - coalesce(current_setting('reserved_connections', true), '0')::bigint AS most, (SELECT count(*) FROM used) AS used \
-          UNION ALL SELECT datconnlimit, (SELECT count(*) FROM used WHERE datid = oid) \
+           - coalesce(current_setting('reserved_connections', true), '0')::bigint AS most, \
+           (SELECT sum(pg_stat_get_db_numbackends(oid)) FROM pg_database) AS used \
+          UNION ALL SELECT datconnlimit, pg_stat_get_db_numbackends(oid) \
            FROM pg_database WHERE datname = current_database() AND datconnlimit >= 0 \
-          UNION ALL SELECT rolconnlimit, (SELECT count(*) FROM used WHERE usesysid = oid) \
+          UNION ALL SELECT rolconnlimit, (SELECT count(*) FROM pg_stat_get_activity(NULL) WHERE usesysid = oid) \
            FROM pg_roles WHERE rolname = session_user AND rolconnlimit >= 0) \
          SELECT bool_or(most - used < {CONNECTIONS_LEFT} AND (most - used) * 4 < most) FROM limits"
     )

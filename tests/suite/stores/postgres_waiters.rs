@@ -100,6 +100,24 @@ on_postgres!(a_slot_that_was_released_after_a_place_was_lost, |store, postgres| 
     release(store, "k", &second).exited(0).silent();
 });
 
+// "Very many simultaneous waiters do not keep the holder from renewing": none of those that ask for the lock waits for
+// its row for a second (`deadlock_timeout`), after which the server compares it with all others that do.
+on_postgres!(nobody_waits_for_the_row_until_the_server_looks_for_a_deadlock, |store, postgres| {
+    assert!(is_free(store, "k"));
+    postgres.ask("ALTER SYSTEM SET log_lock_waits = on");
+    postgres.ask("SELECT pg_reload_conf()");
+    let row = postgres.transaction("SELECT FROM lockrun.locks FOR UPDATE");
+    let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "1m"]).command(["echo", "ran"]);
+    let runs = [call.clone().spawn(), call.arg("--wait").spawn()];
+    let tries = || postgres.log().matches("canceling statement due to lock timeout").count();
+    eventually(LONG, "both have tried again and again", || tries() >= 5);
+    row.commit();
+    for run in runs {
+        run.wait().printed("ran\n").silent();
+    }
+    held_in_time(!postgres.log().contains("still waiting for"), "the server looks for no deadlock");
+});
+
 /// Makes the server reject notifications, as if its queue of 8 GB were full.
 fn fill_queue_of_notifications(postgres: &Postgres) {
     postgres.ask(

@@ -71,10 +71,9 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
             Diagnostic::note(answers, "lockrun is made for PostgreSQL; see whether what follows is as it should be")
         }
         None => Diagnostic::note(answers, format!("see by hand that it is PostgreSQL {OLDEST} or newer")),
-        Some(version) if version / 10000 < OLDEST => Diagnostic::fail(
-            answers,
-            format!("nothing is promised for a PostgreSQL older than {OLDEST}; use a newer one"),
-        ),
+        Some(version) if version / 10000 < OLDEST => {
+            Diagnostic::fail(answers, format!("lockrun does not support PostgreSQL before {OLDEST}; use a newer one"))
+        }
         Some(_) => Diagnostic::ok(answers),
     }];
     if *is_standby {

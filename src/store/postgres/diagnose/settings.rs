@@ -59,7 +59,7 @@ impl Settings {
     pub(super) fn judge_durability(&self) -> Vec<Diagnostic> {
         let (Some(fsync), Some(pages)) = (self.text("fsync"), self.text("full_page_writes")) else {
             return vec![Diagnostic::note(
-                "the server does not tell what it keeps on its disk",
+                "the server does not say what it keeps on its disk",
                 "see by hand that SHOW fsync is on, and SHOW full_page_writes is on",
             )];
         };
@@ -108,7 +108,7 @@ impl Settings {
                 format!("{LOST_BY_FAILOVER}, and name the standbys in synchronous_standby_names"),
             ),
             (None, _) | (Some(""), None) => Diagnostic::note(
-                "the server does not tell of its standbys",
+                "the server does not name its standbys",
                 "see by hand whether SELECT * FROM pg_stat_replication names any; a failover to one of them may lose a \
                  lock that was just granted",
             ),
@@ -148,7 +148,7 @@ impl Settings {
         let limits = limits.into_iter().filter_map(known);
         let Some((name, limit, used)) = limits.min_by_key(|(_, limit, used)| limit.saturating_sub(*used)) else {
             return Diagnostic::note(
-                "the server does not tell how many connections it allows",
+                "the server does not say how many connections it allows",
                 "see by hand that SHOW max_connections is more than all runs that wait or hold a lock at once",
             );
         };
