@@ -17,12 +17,17 @@ _lockrun() {
         fi
         rest=${stripped#"$word"}
     done
-    local typed=${words[${#words[@]}-1]} at is_quoted= part
-    # What bash replaces begins behind an open quote, or else behind the last : or =.
-    part=${typed##*[:=]}
-    if [[ $typed == *[\'\"]* ]]; then
-        is_quoted=1
-        part=${typed##*[\'\"]}
+    local typed=${words[${#words[@]}-1]} quote= part at
+    # What bash replaces begins behind an open quote, or else behind the last : or = that is not escaped.
+    if [[ $typed =~ ^[^\'\"]*([\'\"])([^\'\"]*)$ ]]; then
+        quote=${BASH_REMATCH[1]}
+        part=${BASH_REMATCH[2]}
+    elif [[ $typed == *[\'\"]* ]]; then
+        return
+    else
+        part=${typed//\\?/__}
+        part=${part##*[:=]}
+        part=${typed:${#typed} - ${#part}}
     fi
     # lockrun is given the words without their quoting.
     words=("${words[@]//[\'\"\\]/}")
@@ -49,8 +54,12 @@ _lockrun() {
             for word in "${reply[@]:1}"; do
                 word=${word%%$'\t'*}
                 word=${word:${#typed} - ${#part}}
-                # A key may contain characters that mean something to bash.
-                [[ $is_quoted ]] || printf -v word %q "$word"
+                # A key may contain characters that mean something to bash, also behind an open quote.
+                if [[ -z $quote ]]; then
+                    printf -v word %q "$word"
+                elif [[ $word == *[\'\"\\\$\`\!]* ]]; then
+                    continue
+                fi
                 COMPREPLY+=("$word")
             done
             [[ ${COMPREPLY[0]-} != *[:/] ]] || compopt -o nospace

@@ -203,9 +203,9 @@ pub(super) fn cannot_create(path: &Path, error: &io::Error) -> StoreError {
             escaped_path(above)
         ),
         ErrorKind::PermissionDenied if above == Path::new(OF_USERS) => format!(
-            "; only root can write to {OF_USERS} here: let root put the line \"d {} 0700 {}\" into \
-             /etc/tmpfiles.d/lockrun.conf and run systemd-tmpfiles --create, or name a directory that all runs can \
-             write to with --store file:/DIR",
+            "; this user may not write to {OF_USERS}: ask root to add the line \"d {} 0700 {}\" to \
+             /etc/tmpfiles.d/lockrun.conf and to run systemd-tmpfiles --create lockrun.conf, or name a directory that \
+             all runs can write to with --store file:/DIR",
             escaped_path(path),
             geteuid()
         ),

@@ -136,6 +136,11 @@ impl Connection {
         self.transaction == Transaction::Open
     }
 
+    /// Returns whether a transaction is open that can only be rolled back.
+    pub(super) fn is_in_failed_transaction(&self) -> bool {
+        self.transaction == Transaction::Failed && !self.is_broken
+    }
+
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Answer>, Failure> {
         let answers = self.try_exchange(batch, deadline);
         self.is_broken |= answers.as_ref().is_err_and(Failure::is_out_of_step);

@@ -21,10 +21,13 @@ use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, V
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
-/// How long one that asks for the lock waits for the lock's row, which others have locked, before it tries again. After
-/// a second (`deadlock_timeout`) the server compares each session that waits for a row with all others that wait for
-/// it: with a thousand of them it does nothing else.
+/// How long a request for the lock waits at a time for the lock's row, which others have locked. After a second
+/// (`deadlock_timeout`) the server compares each session that waits for a row with all others that wait for it: with a
+/// thousand of them it does nothing else.
 const ROW_WAIT: Duration = Duration::from_millis(900);
+
+/// The least time that must be left to wait for the row once more.
+const ROW_WAIT_MIN: Duration = Duration::from_millis(100);
 
 /// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was
 /// prolonged just then, or the server rolled the transaction back.
@@ -54,8 +57,8 @@ pub(in crate::store) struct Attempt<'a> {
     /// Whether it asks how many connections are unused: a new waiter does. Not after an attempt that found that the
     /// role lacks the right to.
     pub(super) counts_connections: bool,
-    /// How long it waits at a time for the row if others have locked it.
-    pub(super) row_wait: Duration,
+    /// Whether it gives up its turn at the row after [`ROW_WAIT`]: it asks for the lock. All else keeps its turn.
+    tries_again: bool,
     /// Whether an earlier attempt may have been committed, but not yet have reached the disk and the standbys: this one
     /// waits for both, even if nothing is left to write.
     pub(super) may_be_done: bool,
@@ -96,16 +99,11 @@ impl<'a> Attempt<'a> {
             Operation::Reserve(_) | Operation::Cancel(_) => true,
             Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => false,
         };
-        // The holder keeps its turn at the row until the request is over. All others try again.
-        let row_wait = match operation {
-            Operation::Acquire { .. } | Operation::Reserve(_) => ROW_WAIT,
-            _ => Duration::MAX,
-        };
         Attempt {
             operation,
             creates: may_be_new,
             counts_connections: place.is_some() && may_be_new,
-            row_wait,
+            tries_again: matches!(operation, Operation::Acquire { .. } | Operation::Reserve(_)),
             may_be_done: store.may_be_done,
             notices: Notices::Sent,
             hand_offs_max: HAND_OFFS_MAX,
@@ -118,11 +116,14 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns whether it waits for the row once more, after [`ROW_WAIT`]. A waiter does so by itself: it prolongs its
-    /// place first.
-    fn may_wait_again(&self) -> bool {
-        let is_waiter = self.operation.waiter().is_some();
-        self.row_wait == ROW_WAIT && !is_waiter && Moment::now() + 2 * ROW_WAIT < self.answer_by
+    /// Returns how long it waits at a time for the row if others have locked it.
+    pub(super) fn row_wait(&self) -> Duration {
+        if self.tries_again { ROW_WAIT } else { Duration::MAX }
+    }
+
+    /// Returns whether it waits for the row once more at once. A waiter does so by itself: it prolongs its place first.
+    fn waits_again(&self) -> bool {
+        self.tries_again && self.operation.waiter().is_none() && Moment::now() + ROW_WAIT_MIN < self.answer_by
     }
 
     /// Prepares the next attempt after this `failure`, or fails with it if there is none left.
@@ -207,10 +208,13 @@ impl Transactions for PostgresStore {
         }
     }
 
-    /// An abandoned transaction would keep the row locked.
-    fn abandon(&mut self, _: Attempt<'_>, _: &Failure) {
+    /// An abandoned transaction would keep the row locked. One that has failed would keep a pooler's session.
+    fn abandon(&mut self, attempt: Attempt<'_>, _: &Failure) {
         if self.connection.as_ref().is_some_and(Connection::is_in_transaction) {
             self.connection = None;
+        }
+        if let Some(connection) = self.connection.as_mut().filter(|connection| connection.is_in_failed_transaction()) {
+            let _ = connection.roll_back(attempt.answer_by);
         }
     }
 }
@@ -264,10 +268,7 @@ impl PostgresStore {
                 }
                 created => created?,
             },
-            Failure::Rejected(rejection) if rejection.is_busy() && attempt.may_wait_again() => {
-                thread::sleep(attempt.backoff.next());
-                return Ok(());
-            }
+            Failure::Rejected(rejection) if rejection.is_busy() && attempt.waits_again() => return Ok(()),
             _ => return Err(failure),
         }
         attempt.next(failure)

@@ -91,7 +91,7 @@ impl Snapshot {
         let locks = &tables.locks;
         let (operation, creates) = (attempt.operation, attempt.creates);
         let key = Some(operation.key().as_str());
-        let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, attempt.row_wait);
+        let mut batch = Batch::transaction_with_lock_timeout(READ_WRITE, carry_out_by, attempt.row_wait());
         // Only a new waiter asks: with each waiter that comes, there is one connection less. Before the row is locked:
         // it may take a while.
         let asks_if_crowded = attempt.counts_connections;

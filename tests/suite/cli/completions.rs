@@ -68,15 +68,7 @@ fn scripts() -> String {
 #[track_caller]
 fn complete(shell: &str, options: &[&str], setup: &str) {
     let (directory, store) = at_work();
-    let mut command = Command::new(find_program(shell));
-    command.args(options).current_dir(directory.path());
-    let (url, path) = (store.url(), format!("{}/bin:{PATH}", directory.path().display()));
-    let home = directory.path().display().to_string();
-    let env = [("PS1", PROMPT), ("LOCKRUN_STORE", &url), ("HISTFILE", "/dev/null"), ("PATH", &path), ("HOME", &home)];
-    let mut terminal = Terminal::start(command, &env);
-    enter(&mut terminal, &format!("{setup}; printf 'it is %s' ready"));
-    terminal.wait_for("it is ready");
-    terminal.wait_for(PROMPT);
+    let mut terminal = start(shell, options, setup, &directory, &store);
     for (typed, appears) in CASES {
         terminal.type_keys(typed);
         terminal.type_keys("\t");
@@ -87,10 +79,42 @@ fn complete(shell: &str, options: &[&str], setup: &str) {
     }
 }
 
+/// Starts this shell there, with `setup`.
+fn start(shell: &str, options: &[&str], setup: &str, directory: &TempDir, store: &Store) -> Terminal {
+    let mut command = Command::new(find_program(shell));
+    command.args(options).current_dir(directory.path());
+    let (url, path) = (store.url(), format!("{}/bin:{PATH}", directory.path().display()));
+    let home = directory.path().display().to_string();
+    let env = [("PS1", PROMPT), ("LOCKRUN_STORE", &url), ("HISTFILE", "/dev/null"), ("PATH", &path), ("HOME", &home)];
+    let mut terminal = Terminal::start(command, &env);
+    enter(&mut terminal, &format!("{setup}; printf 'it is %s' ready"));
+    terminal.wait_for("it is ready");
+    terminal.wait_for(PROMPT);
+    terminal
+}
+
 #[test]
 fn in_bash() {
     let setup = format!("source {}/lockrun.bash", scripts());
     complete("bash", &["--norc", "--noprofile", "-i"], &setup);
+}
+
+// A key comes from any machine that shares the store. Behind an open quote bash would carry out what is in it.
+#[test]
+fn a_key_is_not_executed() {
+    let (directory, store) = at_work();
+    for key in ["one$(touch made)", "two`touch made`", "three'$(touch made)'"] {
+        Lockrun::new(&store).key(key).command(["true"]).run().exited(0);
+    }
+    let setup = format!("source {}/lockrun.bash", scripts());
+    let mut terminal = start("bash", &["--norc", "--noprofile", "-i"], &setup, &directory, &store);
+    for (typed, end) in [("\"on", "\""), ("\"tw", "\""), ("'thr", "'"), ("thr", ""), ("on", "")] {
+        terminal.type_keys(&format!("lockrun status {typed}\t{end}\r"));
+        terminal.wait_for(PROMPT);
+    }
+    enter(&mut terminal, "printf 'it is %s' over");
+    terminal.wait_for("it is over");
+    assert!(!directory.path().join("made").exists());
 }
 
 #[test]

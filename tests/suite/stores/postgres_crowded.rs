@@ -74,6 +74,7 @@ fn a_small_limit_leaves_room_for_waiters() {
 fn a_role_that_cannot_count_connections_waits() {
     for right in [
         "REVOKE EXECUTE ON FUNCTION pg_stat_get_activity(integer) FROM PUBLIC",
+        "REVOKE EXECUTE ON FUNCTION pg_stat_get_db_numbackends(oid) FROM PUBLIC",
         "REVOKE SELECT ON pg_database FROM PUBLIC",
         "REVOKE SELECT ON pg_roles FROM PUBLIC",
     ] {

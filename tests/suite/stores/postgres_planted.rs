@@ -37,7 +37,7 @@ const PLANTED: &str = "
                 'pg_notify(text, text)', 'to_hex(int8)', 'to_regclass(text)', 'pg_try_advisory_xact_lock_shared(int8)',
                 'pg_advisory_lock(int8)', 'pg_advisory_unlock_all()', 'pg_advisory_xact_lock(int8)', 'quote_ident(text)',
                 'pg_get_userbyid(oid)', 'current_database()', 'pg_logical_emit_message(bool, text, text)', 'unnest(text[])',
-                'pg_stat_get_activity(int4)'] LOOP
+                'pg_stat_get_activity(int4)', 'pg_stat_get_db_numbackends(oid)'] LOOP
                 EXECUTE format('CREATE FUNCTION %I.%s RETURNS pg_catalog.text LANGUAGE sql AS ''SELECT app.caught()::pg_catalog.text''',
                     place, name);
             END LOOP;

@@ -103,19 +103,32 @@ on_postgres!(a_slot_that_was_released_after_a_place_was_lost, |store, postgres| 
 // "Very many simultaneous waiters do not keep the holder from renewing": none of those that ask for the lock waits for
 // its row for a second (`deadlock_timeout`), after which the server compares it with all others that do.
 on_postgres!(nobody_waits_for_the_row_until_the_server_looks_for_a_deadlock, |store, postgres| {
-    assert!(is_free(store, "k"));
+    let keys = ["k", "l"];
+    assert!(keys.iter().all(|key| is_free(store, key)));
     postgres.ask("ALTER SYSTEM SET log_lock_waits = on");
     postgres.ask("SELECT pg_reload_conf()");
-    let row = postgres.transaction("SELECT FROM lockrun.locks FOR UPDATE");
-    let call = Lockrun::new(store).key("k").args(["--ttl", "10m", "--store-timeout", "1m"]).command(["echo", "ran"]);
-    let runs = [call.clone().spawn(), call.arg("--wait").spawn()];
+    let rows = postgres.transaction("SELECT FROM lockrun.locks FOR UPDATE");
+    let call = Lockrun::new(store).args(["--ttl", "10m", "--store-timeout", "1m"]);
+    let runs = [call.clone().key("k"), call.key("l").arg("--wait")].map(|call| call.command(["echo", "ran"]).spawn());
     let tries = || postgres.log().matches("canceling statement due to lock timeout").count();
     eventually(LONG, "both have tried again and again", || tries() >= 5);
-    row.commit();
+    rows.commit();
     for run in runs {
         run.wait().printed("ran\n").silent();
     }
     held_in_time(!postgres.log().contains("still waiting for"), "the server looks for no deadlock");
+});
+
+// A run that does not wait uses all of its time for that, however short that is.
+on_postgres!(a_run_waits_for_the_row_until_its_time_is_over, |store, postgres| {
+    assert!(is_free(store, "k"));
+    let row = postgres.transaction("SELECT FROM lockrun.locks FOR UPDATE");
+    let run = Lockrun::new(store).key("k").args(["--store-timeout", "2s"]).command(["echo", "ran"]).spawn();
+    let has_tried = || postgres.log().contains("canceling statement due to lock timeout");
+    eventually(LONG, "it has waited for a while", has_tried);
+    row.commit();
+    let output = run.wait();
+    held_in_time(output.status == Some(0), &format!("it has waited once more: {output}"));
 });
 
 /// Makes the server reject notifications, as if its queue of 8 GB were full.

@@ -39,12 +39,14 @@ fn judge(step: &Step, us: u32) -> Option<Diagnostic> {
     if *owner != 0 && *owner != us {
         Some(Diagnostic::fail(
             format!("the {kind} {path} on the way to the locks belongs to uid {owner}"),
-            "that user can replace the lock directory, and two runs hold one lock; name one elsewhere",
+            "that user can replace the lock directory, and then two runs can hold one lock; name one elsewhere",
         ))
     } else if writes(OTHERS_WRITE) {
         Some(Diagnostic::fail(
             format!("every user can write to {path}, above the locks (mode {:03o})", mode & 0o7777),
-            format!("any of them can replace the lock directory, and two runs hold one lock; chmod o-w {named}"),
+            format!(
+                "any of them can replace the lock directory, and then two runs can hold one lock; chmod o-w {named}"
+            ),
         ))
     } else if writes(GROUP_WRITES) && *group != 0 {
         Some(Diagnostic::warn(

@@ -62,7 +62,7 @@ pub(super) fn diagnose(directory: BorrowedFd<'_>, path: &Path) -> Vec<Diagnostic
     })();
     tried.unwrap_or_else(|errno: Errno| {
         let text = format!("cannot write a file in {}: {}", path.display(), errno.desc());
-        vec![Diagnostic::unusable(text, "no lock can be acquired without")]
+        vec![Diagnostic::unusable(text, "no lock can be acquired without it")]
     })
 }
 

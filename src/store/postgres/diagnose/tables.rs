@@ -17,7 +17,7 @@ use crate::store::postgres::url::Server;
 const NAMES: [&str; 3] = ["version", "locks", "waiters"];
 
 /// The functions that a hand-off or a new waiter calls. Every role may call them, unless that right was revoked.
-const FUNCTIONS: [&str; 2] = ["pg_notify", "pg_stat_get_activity"];
+const FUNCTIONS: [&str; 3] = ["pg_notify", "pg_stat_get_activity", "pg_stat_get_db_numbackends"];
 
 /// The schema, or an object in it that has the name of a table of lockrun's.
 #[derive(Clone, Debug, Default)]
