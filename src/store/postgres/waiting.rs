@@ -11,6 +11,7 @@ use super::PostgresStore;
 use super::batch::{Batch, Preparable, READ_WRITE, SETTINGS};
 use super::connection::{Connection, Row};
 use super::failure::Failure;
+use super::operation::LOGIN_PATIENCE;
 use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_of};
 use super::schema::Tables;
 use super::writing::{NOTIFY, hand_off};
@@ -74,12 +75,12 @@ impl PostgresStore {
     /// with the place, so a server that crashed must not go back to an earlier end.
     pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(by) = self.wait.as_ref().map(|wait| wait.by) else { return Ok(None) };
-        // A new session does not listen yet.
-        if by == WaitsBy::Listening && !self.connection.as_ref().is_some_and(|it| it.listens && !it.is_broken) {
-            return Ok(None);
-        }
+        // A new session does not listen yet, so it has to ask. That may take a while, if many others do.
+        let listens = self.connection.as_ref().is_some_and(|it| it.listens && !it.is_broken);
+        let has_to_ask = by == WaitsBy::Listening && !listens;
+        let answer_by = if has_to_ask { deadline + self.timeout * (LOGIN_PATIENCE - 1) } else { deadline };
         let (locks, waiters) = (&self.tables.locks, &self.tables.waiters);
-        let mut batch = Batch::transaction(READ_WRITE, deadline);
+        let mut batch = Batch::transaction(READ_WRITE, answer_by);
         let ahead = format!("FROM {waiters} AS it WHERE it.key = $1 AND it.place < own.place");
         batch.add(
             &format!(
@@ -98,13 +99,13 @@ impl PostgresStore {
             ],
         );
         let commit_at = batch.commit(true);
-        let answers = self.connected(deadline)?.run(&batch, deadline);
+        let answers = self.connected(deadline)?.run(&batch, answer_by);
         let mut answers = match answers {
             Err(failure) if may_be_overcome(&failure) => return Ok(None),
             answers => answers?,
         };
         let is_committed = answers.get(commit_at).is_some_and(|it| it.tag == "COMMIT" && !it.is_unconfirmed);
-        match answers.first_mut().and_then(|answer| answer.rows.pop()).filter(|_| is_committed) {
+        match answers.first_mut().and_then(|answer| answer.rows.pop()).filter(|_| is_committed && !has_to_ask) {
             Some(row) => self.waits(claim, by, row),
             None => Ok(None),
         }

@@ -119,6 +119,22 @@ on_postgres!(nobody_waits_for_the_row_until_the_server_looks_for_a_deadlock, |st
     held_in_time(!postgres.log().contains("still waiting for"), "the server looks for no deadlock");
 });
 
+// "A waiter keeps its place if the store comes back with its data", also if it has to wait for the lock's row then: it
+// prolongs its place before it asks.
+on_postgres!(a_waiter_that_connects_anew_keeps_its_place, |store, postgres| {
+    let its = token(store, "k", &["--ttl", "none"]);
+    let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "6s"]).command(["echo", "ran"]).spawn();
+    eventually(LONG, "it sleeps", || postgres.asleep() == 1);
+    let row = postgres.transaction("SELECT FROM lockrun.locks FOR UPDATE");
+    postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockrun'");
+    let ends_ms = || postgres.count("SELECT ends_ms FROM lockrun.waiters");
+    let before = ends_ms();
+    eventually(LONG, "it prolongs its place", || ends_ms() > before);
+    row.commit();
+    release(store, "k", &its).exited(0).silent();
+    waiter.wait().exited(0).printed("ran\n").silent();
+});
+
 // A run that does not wait uses all of its time for that, however short that is.
 on_postgres!(a_run_waits_for_the_row_until_its_time_is_over, |store, postgres| {
     assert!(is_free(store, "k"));
