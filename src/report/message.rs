@@ -87,7 +87,7 @@ impl Limit {
     }
 }
 
-/// Returns the message for a held lock, which names the holder.
+/// Returns the message for a held lock, which names the holder: in the words of [`Held`], how it is held and by whom.
 pub fn held_by(key: &Key, held: &Held) -> String {
     format!("lock \"{}\" is {held}", escaped(key.as_str()))
 }

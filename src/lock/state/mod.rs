@@ -16,16 +16,18 @@
 //! | the queue: places, when a waiter looks, cancelling | `queue.rs` |
 //! | whom a free lock is handed to | `hand_off.rs` |
 //! | leases: expiry and renewal | `lease.rs` |
+//! | whether a success makes a run unneeded | `once_per.rs` |
 //! | the end of a run, release by hand, the last run | `release.rs` |
 //! | revocation | `revoke.rs` |
 //! | sequences | `sequence.rs` |
 //! | status, pruning | `status.rs` |
-//! | a waiter that reads only the record | `still_waiting.rs` |
+//! | what a waiter is told that has prolonged its place, or read only the record | `still_waiting.rs` |
 
 mod acquire;
 mod fence;
 mod hand_off;
 mod lease;
+mod once_per;
 mod queue;
 mod release;
 mod revoke;

@@ -329,7 +329,7 @@ fn a_lock_that_is_withheld_is_tried_like_a_store_that_is_away() {
     assert_eq!((acquired, store.asked.len()), (withheld().map_err(|_| String::new()), 1));
 }
 
-// "Never longer than the wait itself."
+// "With `--wait DURATION` never longer than that."
 #[test]
 fn a_store_is_not_tried_for_longer_than_the_wait() {
     let signals = Signals::take_over().expect("signals can be blocked");

@@ -41,7 +41,7 @@ impl Queued {
         let ends_ms = ends_ms.parse().map_err(|error| broken("ends_ms", &error))?;
         Ok(Queued {
             place: place.parse().map_err(|error| broken("place", &error))?,
-            // The column is newer: a waiter prolongs its place there alone.
+            // The column is newer: a waiter prolongs its place there alone (`waiting.rs`).
             waiter: WaiterState { ends_ms, ..waiter },
             channel: channel.clone().filter(|channel| is_channel(channel)),
         })

@@ -1,6 +1,6 @@
 //! The watchdog, the last line of defence: COMMAND ends in time even if lockrun and its guardian are stopped or hang.
 //!
-//! A stopped process cannot act, but the kernel can act on it:
+//! That the guardian was killed is noticed in `parent.rs`. But a stopped process cannot act; the kernel can act on it:
 //!
 //! * A POSIX timer on the boot clock sends KILL to the guardian, shortly after the moment at which the guardian should
 //!   kill COMMAND. The guardian's main thread postpones the timer when it learns of a renewal. So the timer also kills

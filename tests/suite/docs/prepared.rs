@@ -70,7 +70,7 @@ const ALL: [Preparation; 9] = [
     },
     Preparation {
         page: "docs/recipes.md",
-        first: "# Did the report run last night",
+        first: "# Did the report run within the last day",
         before: "lockrun --key nightly-report -- true",
         ..Preparation::NONE
     },

@@ -55,7 +55,7 @@ fn possible(script: &str, what: &str) -> String {
         probe.status,
         Some(0),
         "this test needs to {what} in a namespace of its own, which this machine does not let it: run it as root, or \
-         allow users to have namespaces; {probe}"
+         allow users to have namespaces, and not in a chroot; {probe}"
     );
     script.to_owned()
 }
