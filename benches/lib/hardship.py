@@ -39,7 +39,7 @@ HERD_METHOD = f"""\
 queue, its order is read from the server, and the holder releases the lock; each waiter then runs a command of {HOLD_US / 1000:.0f} ms.
 A lost place is a pair of runs in another order than in the queue. Time-outs and options are lockrun's defaults, and so are
 the servers' settings, except that PostgreSQL accepts {MAX_CONNECTIONS:,} connections. Behind a pooler a waiter is not woken, but
-reads its own row up to ten times a second, and far behind in the queue once a second, so that takes long."""
+reads the record twice a second, and far behind in the queue once a second, so that takes long."""
 
 
 def measure_killed(bench):
