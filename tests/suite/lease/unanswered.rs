@@ -277,7 +277,8 @@ on_every_lease_store!(a_release_by_hand_is_tried_again, |store| {
     assert!(is_free(store, "hand"));
 });
 
-// "79 if the lock is not held under the token": also if the first attempt went unanswered, because the server never saw it.
+// "79 if the lock is not held under the token": also if the first attempt went unanswered, because the server never saw
+// it.
 on_every_lease_store!(a_release_by_hand_that_is_tried_again_reports_correctly, |store| {
     let proxy = &store.proxy();
     token(store, "hand", &["--ttl", "none"]);
