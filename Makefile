@@ -47,40 +47,45 @@ $(binary): $(sources)
 	$(CARGO) build --release --locked
 	@touch $@
 
-# Tests run the release binary, because timing is part of its promises. Most tests wait most of the time, so seven at once keep a
-# processor busy.
-test: export RUST_TEST_THREADS ?= $(shell expr 7 '*' $$(nproc))
+# The tests run the release binary, because timing is part of its promises. They themselves are not optimized, because
+# compiling them would take longer than that saves.
+tested = SUITE_LOCKRUN=$(abspath $(binary)) $(CARGO) test --locked
+
+# Most tests wait most of the time, so ten at once keep a processor busy.
+test: export RUST_TEST_THREADS ?= $(shell expr 10 '*' $$(nproc))
 test:
 	scripts/install-test-deps
-	$(CARGO) test --release --locked
+	$(tested) --no-run & built=$$!; $(MAKE) --no-print-directory $(binary); \
+		status=$$?; wait $$built && exit $$status
+	$(tested)
 
 # One store after the other: the faults of one store load the machine enough.
 chaos: export SECONDS_PER_STORE ?= 240
 chaos: export RUST_TEST_THREADS ?= 1
-chaos:
+chaos: $(binary)
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- --nocapture \
+	$(tested) --test suite -- --nocapture \
 		chaos::whatever_happens::$(STORE) chaos::failovers::$(STORE) chaos::full_disks::$(STORE)
 
 storms: export SECONDS_PER_STORE ?= 240
 storms: export RUST_TEST_THREADS ?= 1
-storms:
+storms: $(binary)
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::storms::of_short_lived_processes::$(STORE) --nocapture
+	$(tested) --test suite -- chaos::storms::of_short_lived_processes::$(STORE) --nocapture
 
 # One store after the other, so that each has the whole machine.
 handoffs: export HANDOFFS ?= 20000
 handoffs: export RUST_TEST_THREADS ?= 1
-handoffs:
+handoffs: $(binary)
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::hand_offs::in_turn::$(STORE) --nocapture
+	$(tested) --test suite -- chaos::hand_offs::in_turn::$(STORE) --nocapture
 
 # All stores side by side: they are idle most of the time.
 soak: export MINUTES ?= 12
 soak: export RUST_TEST_THREADS ?= 7
-soak:
+soak: $(binary)
 	scripts/install-test-deps
-	$(CARGO) test --release --locked --test suite -- chaos::soak::held_and_used::$(STORE) --nocapture
+	$(tested) --test suite -- chaos::soak::held_and_used::$(STORE) --nocapture
 
 simulate: export SEEDS ?= 20000
 simulate:

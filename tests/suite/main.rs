@@ -2,7 +2,10 @@
 //!
 //! Above each test stands the sentence of the contract that it proves. A test that speaks of a lock runs on
 //! every store (`on_every_store!`), one that speaks of a lease, a queue or a server on every lease store
-//! (`on_every_lease_store!`), so that each keeps the same promises. What is one store's own stands in `stores`.
+//! (`on_every_lease_store!`), so that each keeps the same promises. One that speaks of COMMAND's processes alone runs on
+//! files and on Redis (`on_files_and_redis!`). What is one store's own stands in `stores`.
+//!
+//! They run the binary that `SUITE_LOCKRUN` named when they were built, or else Cargo's.
 
 mod support;
 

@@ -8,9 +8,8 @@ use std::process::Command;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
+use crate::support::lockrun::PROGRAM;
 use crate::support::processes::find_program;
-
-const BINARY: &str = env!("CARGO_BIN_EXE_lockrun");
 
 /// Runs a program in the source's directory. Returns what it wrote to standard output, and fails the test if it fails.
 #[track_caller]
@@ -46,8 +45,8 @@ fn make_uninstall_removes_what_make_install_installed() {
     let root = TempDir::new().expect("a directory");
     let call = |what: &str| {
         // The binary exists, and must not be built.
-        let (binary, root) = (format!("binary={BINARY}"), format!("DESTDIR={}", text(root.path())));
-        run("make", &["-s", "-o", BINARY, what, &binary, &root, "PREFIX=/usr"]);
+        let (binary, root) = (format!("binary={PROGRAM}"), format!("DESTDIR={}", text(root.path())));
+        run("make", &["-s", "-o", PROGRAM, what, &binary, &root, "PREFIX=/usr"]);
     };
     call("install");
     let installed = files(root.path());
@@ -84,7 +83,7 @@ fn users_can_write_to_run_lock() {
 #[test]
 fn the_debian_package_is_installed_run_and_removed() {
     let directory = TempDir::new().expect("a directory");
-    run("sh", &["packaging/deb", BINARY, text(directory.path())]);
+    run("sh", &["packaging/deb", PROGRAM, text(directory.path())]);
     let package = files(directory.path()).remove(0);
     let listed = run("dpkg-deb", &["--contents", text(&package)]);
     for wanted in [
@@ -155,7 +154,7 @@ fn the_rpm_package_has_all_files() {
 #[test]
 fn the_archive_has_its_sums() {
     let directory = TempDir::new().expect("a directory");
-    run("sh", &["packaging/tarball", BINARY, text(directory.path())]);
+    run("sh", &["packaging/tarball", PROGRAM, text(directory.path())]);
     let check = format!("cd '{}' && sha256sum --strict -c SHA256SUMS", text(directory.path()));
     assert!(run("sh", &["-c", &check]).contains(".tar.gz: OK"));
     let archive = files(directory.path()).into_iter().find(|path| text(path).ends_with(".tar.gz")).expect("an archive");
@@ -172,7 +171,7 @@ fn the_units_are_sound() {
     for unit in files(&units) {
         // Here lockrun is not installed where the units expect it.
         let content = fs::read_to_string(&unit).expect("a unit");
-        let content = content.replace("/usr/bin/lockrun", BINARY);
+        let content = content.replace("/usr/bin/lockrun", PROGRAM);
         let content =
             content.replace("/usr/share/doc/lockrun/examples/", &format!("{}/examples/", env!("CARGO_MANIFEST_DIR")));
         let copy = directory.path().join(unit.file_name().expect("a name"));

@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::lockrun::PROGRAM;
 use crate::support::sequence::{Reserver, fail, next, peek, reserve, reserved, status};
 use crate::support::store::on_every_store;
 use crate::support::{Holder, Lockrun, Store, eventually};
@@ -110,8 +111,7 @@ on_every_store!(kept_reservations_can_be_revoked, |store| {
 // One that succeeds has used its value.
 on_every_store!(released_while_the_command_runs, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
-    let program = env!("CARGO_BIN_EXE_lockrun");
-    let release = format!("{program} release --store '{}'", store.url());
+    let release = format!("{PROGRAM} release --store '{}'", store.url());
     let failed = call.clone().sh(&format!("{release}; exit 7")).run();
     assert_eq!(failed.status, Some(7), "{failed}");
     assert_eq!(peek(&call), "1");

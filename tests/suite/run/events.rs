@@ -21,7 +21,7 @@ use crate::support::events::{Events, number};
 use crate::support::hand::is_held;
 use crate::support::holder::is_free;
 use crate::support::lockrun::PROGRAM;
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_every_store, on_files_and_redis};
 use crate::support::{Holder, LONG, Lockrun, Output, Redis, Store, eventually, stays_true_for};
 
 // "Append one JSON object a line: waiting, acquired, started, skipped, lost, killed, finished, released."
@@ -204,7 +204,7 @@ fn the_lines_of_many_runs_do_not_mix() {
 }
 
 // "COMMAND must not inherit the descriptor."
-on_every_store!(the_command_does_not_inherit_the_file, |store| {
+on_files_and_redis!(the_command_does_not_inherit_the_file, |store| {
     let events = Events::new();
     let output = events.of(Lockrun::new(store)).key("k").sh("ls -l /proc/self/fd").run().exited(0);
     assert!(!output.stdout().contains(events.path().to_str().expect("a plain path")), "{output}");
@@ -222,7 +222,7 @@ fn with_events(store: &Store, path: &Path) -> Lockrun {
 }
 
 // "Never a reason for a run to fail: a warning on stderr, once."
-on_every_store!(a_file_that_cannot_be_written_is_warned_of, |store| {
+on_files_and_redis!(a_file_that_cannot_be_written_is_warned_of, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     only_warned(with_events(store, Path::new("/dev/full")).run(), "/dev/full: No space left");
     only_warned(with_events(store, directory.path()).run(), "Is a directory");
@@ -233,7 +233,7 @@ on_every_store!(a_file_that_cannot_be_written_is_warned_of, |store| {
 });
 
 // The same for a FIFO without a reader, one whose reader has gone, and one whose reader has stopped reading.
-on_every_store!(a_fifo_is_never_waited_for, |store| {
+on_files_and_redis!(a_fifo_is_never_waited_for, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let fifo = directory.path().join("fifo");
     mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
@@ -263,7 +263,7 @@ on_every_store!(a_fifo_is_never_waited_for, |store| {
 });
 
 // `--events /dev/stderr`, also under systemd, where standard error is a socket: that cannot be opened.
-on_every_store!(a_standard_stream_that_is_a_socket_is_written, |store| {
+on_files_and_redis!(a_standard_stream_that_is_a_socket_is_written, |store| {
     for path in ["/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "/dev/stdout"] {
         let (mut ours, theirs) = UnixStream::pair().expect("a socket");
         let words = with_events(store, Path::new(path)).command(["true"]).words();
@@ -290,7 +290,7 @@ on_every_store!(a_standard_stream_that_is_a_socket_is_written, |store| {
 
 // The same for a file whose server does not answer: the run waits neither for it to be opened nor for a line to be
 // written.
-on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
+on_files_and_redis!(a_file_that_hangs_is_not_waited_for, |store| {
     // Which call opens a file depends on the C library, and not every architecture has both.
     for call in ["?open,openat", "write"] {
         let events = Events::new();
@@ -311,7 +311,7 @@ on_every_store!(a_file_that_hangs_is_not_waited_for, |store| {
 });
 
 // A limit on the size of files, which a shell may set: a write beyond it raises a signal, which must not reach COMMAND.
-on_every_store!(a_file_that_may_not_grow_is_warned_of, |store| {
+on_files_and_redis!(a_file_that_may_not_grow_is_warned_of, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let path = directory.path().join("events");
     File::create(&path).expect("a file").set_len(8192).expect("it grows");

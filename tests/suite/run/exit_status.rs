@@ -10,18 +10,18 @@ use tempfile::TempDir;
 
 use crate::support::birth::Birth;
 use crate::support::holder::{is_free, write_script};
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{Lockrun, Store};
 
 // "COMMAND's own: it ran and ended."
-on_every_store!(every_status_is_passed_on, |store| {
+on_files_and_redis!(every_status_is_passed_on, |store| {
     for status in 0..=255 {
         Lockrun::new(store).key("status").sh(&format!("exit {status}")).run().exited(status).silent();
     }
 });
 
 // "Where a signal ended it, lockrun dies of the same signal, so a shell sees 128+N."
-on_every_store!(death_by_signal_is_passed_on, |store| {
+on_files_and_redis!(death_by_signal_is_passed_on, |store| {
     for signal in [
         Signal::SIGTERM,
         Signal::SIGHUP,
@@ -45,7 +45,7 @@ on_every_store!(death_by_signal_is_passed_on, |store| {
 });
 
 // "Lockrun dies of the same signal (no core file)."
-on_every_store!(no_second_core_file, |store| {
+on_files_and_redis!(no_second_core_file, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (_, most) = getrlimit(Resource::RLIMIT_CORE).expect("a limit");
     let output = Lockrun::new(store)
@@ -62,7 +62,7 @@ on_every_store!(no_second_core_file, |store| {
 });
 
 // "126: COMMAND cannot be executed; the lock is released."
-on_every_store!(what_cannot_be_executed_is_126, |store| {
+on_files_and_redis!(what_cannot_be_executed_is_126, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let plain = directory.path().join("plain");
     fs::write(&plain, "#!/bin/sh\n").expect("a file");
@@ -77,7 +77,7 @@ on_every_store!(what_cannot_be_executed_is_126, |store| {
 });
 
 // "127: COMMAND is not found; the lock is released."
-on_every_store!(what_is_not_found_is_127, |store| {
+on_files_and_redis!(what_is_not_found_is_127, |store| {
     for command in ["no-such-command-anywhere", "/no/such/command", "./none"] {
         let output = Lockrun::new(store).key("found").command([command]).run();
         output.exited(127).said(command).printed("");
@@ -99,7 +99,7 @@ fn the_path_is_searched() {
 }
 
 // "`-c, --command STRING`: run STRING by `sh -c`, as flock(1) does."
-on_every_store!(command_string, |store| {
+on_files_and_redis!(command_string, |store| {
     let call = |option: &str, string: &str| {
         Lockrun::new(store).key("string").args([option, string]).env("SHELL", "/bin/false").run().silent()
     };
@@ -119,7 +119,7 @@ fn help_and_version() {
 }
 
 // "Lockrun dies of the same signal": also if the signal was sent to lockrun, not to the command.
-on_every_store!(a_forwarded_signal_ends_both, |store| {
+on_files_and_redis!(a_forwarded_signal_ends_both, |store| {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut run = Lockrun::new(store).key("forwarded").sh("echo ready; exec sleep 600").spawn();
         run.wait_for_line("ready");

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use crate::support::deadline::eventually_some;
 use crate::support::namespace::as_first_process;
 use crate::support::processes::{children, find_program, need_root, send, state};
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{Holder, LONG, Lockrun, eventually};
 
 /// Leaves a process to the first process of a container, `first`, as a health check may. Returns its id when it is
@@ -25,7 +25,7 @@ fn leave_orphan(first: i32) -> i32 {
 
 // "Nothing is left": as any first process, lockrun reaps what it inherits, while it waits and while the command runs.
 // Otherwise a container could start no process any more when its limit (pids.max) is reached.
-on_every_store!(what_others_leave_behind_is_reaped, |store| {
+on_files_and_redis!(what_others_leave_behind_is_reaped, |store| {
     need_root("enter a PID namespace");
     let holder = Holder::new(store, "first");
     let call = Lockrun::new(store).key("first").args(["--wait", "-v"]).sh("echo ready; exec sleep 600");

@@ -13,7 +13,7 @@ use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::pty::Terminal;
 use crate::support::shell::written;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_store, on_files_and_redis};
 use crate::support::{Holder, LONG, Lockrun, Store, eventually, stays_true_for};
 
 /// Runs a shell script under the lock, with a lockrun that leads a terminal's session.
@@ -30,7 +30,7 @@ fn died_of_hup(status: ExitStatus) {
 }
 
 // "HUP is for all of COMMAND's processes": the kernel sends a terminal's HUP only to the session's leader.
-on_every_store!(it_ends_the_command, |store| {
+on_files_and_redis!(it_ends_the_command, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, left) = (directory.path().join("id"), directory.path().join("left"));
     let script = format!("sleep 600 & echo $! >{}; echo $$ >{}; wait", left.display(), id.display());
@@ -44,7 +44,7 @@ on_every_store!(it_ends_the_command, |store| {
 });
 
 // "Transparent": a command that handles it gets it once, and its own status counts.
-on_every_store!(the_command_hears_of_it_once, |store| {
+on_files_and_redis!(the_command_hears_of_it_once, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, heard) = (directory.path().join("id"), directory.path().join("heard"));
     let script = format!(
@@ -61,7 +61,7 @@ on_every_store!(the_command_hears_of_it_once, |store| {
 });
 
 // "A signal that was ignored when lockrun started stays ignored": nohup(1) works as without lockrun.
-on_every_store!(a_command_that_ignores_it_goes_on, |store| {
+on_files_and_redis!(a_command_that_ignores_it_goes_on, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
     let script =
@@ -77,7 +77,7 @@ on_every_store!(a_command_that_ignores_it_goes_on, |store| {
 });
 
 // "HUP is for all of COMMAND's processes": also for stopped ones. The kernel sends CONT after it, and so does lockrun.
-on_every_store!(it_ends_a_stopped_command, |store| {
+on_files_and_redis!(it_ends_a_stopped_command, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
     let mut terminal = lead(store, &["--ttl", "10m"], &format!("echo $$ >{}; exec sleep 600", id.display()));

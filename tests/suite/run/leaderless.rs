@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::holder::{is_free, write_script};
 use crate::support::processes::holds_lock_on;
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{Lockrun, Store};
 
 /// Locks the file that it is called with, starts a thread, and ends the main one.
@@ -57,7 +57,7 @@ fn call(store: &Store, leaderless: &Leaderless) -> Lockrun {
 }
 
 // "`--descendants kill`: end them first": living processes are ended, whatever /proc calls them.
-on_every_store!(it_is_ended, |store| {
+on_files_and_redis!(it_is_ended, |store| {
     let leaderless = Leaderless::new();
     call(store, &leaderless).run().exited(3).silent();
     assert!(!leaderless.lives(), "it was left");
@@ -66,7 +66,7 @@ on_every_store!(it_is_ended, |store| {
 
 // "... hold the lock until the last has gone": also if lockrun has children of its own, and has to look which processes
 // are left.
-on_every_store!(it_is_no_dead_one, |store| {
+on_files_and_redis!(it_is_no_dead_one, |store| {
     let leaderless = Leaderless::new();
     let run = call(store, &leaderless).in_shell("sleep 600 & exec \"$@\"").spawn_alone();
     run.wait_and_leave(|output| {
@@ -76,7 +76,7 @@ on_every_store!(it_is_no_dead_one, |store| {
 });
 
 // "After TERM comes CONT, or a stopped command never sees it."
-on_every_store!(it_is_continued, |store| {
+on_files_and_redis!(it_is_continued, |store| {
     let leaderless = Leaderless::new();
     let stopped = "until grep -q '^State:.T' /proc/$pid/task/*/status; do sleep 0.01; done";
     let script = format!("{}; kill -STOP $pid; {stopped}; echo ready; exec sleep 600", leaderless.starts());

@@ -6,7 +6,7 @@ use nix::libc;
 
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_files_and_redis};
 use crate::support::{LONG, Lockrun, Store, eventually};
 
 /// System calls that Linux 4.19, the kernel of Debian 10, did not have, and that the C library or the standard library
@@ -42,7 +42,7 @@ fn refusing(calls: &[i64], error: Errno) -> Birth {
 }
 
 // A run, its renewals, a time limit, and what COMMAND leaves behind: all of this works without newer system calls.
-on_every_store!(an_older_kernel_will_do, |store| {
+on_files_and_redis!(an_older_kernel_will_do, |store| {
     // A process can be opened there, but not signalled.
     let half = [libc::SYS_pidfd_send_signal];
     for birth in [refusing(&NEWER, Errno::ENOSYS), refusing(&FORBIDDEN, Errno::EPERM), refusing(&half, Errno::EPERM)] {

@@ -11,7 +11,7 @@ use crate::support::namespace::as_first_process;
 use crate::support::processes::{find_program, is_alive};
 use crate::support::pty::Terminal;
 use crate::support::shell::{PROMPT, enter, written};
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{LONG, Lockrun, Store, eventually};
 
 /// Runs a shell script on a terminal, in the process group that leads the session. It starts lockrun as `"$@"`.
@@ -36,24 +36,24 @@ fn ctrl_z_stops_nothing(store: &Store, script: &str) {
 
 // "The terminal and job control reach COMMAND as they were": Ctrl-Z under `ssh -t HOST lockrun …` or in a window of its
 // own.
-on_every_store!(ctrl_z_does_not_stop_a_leader, |store| {
+on_files_and_redis!(ctrl_z_does_not_stop_a_leader, |store| {
     ctrl_z_stops_nothing(store, "exec \"$@\"");
 });
 
 // The same in a script that leads the session, which shares its group with lockrun.
-on_every_store!(ctrl_z_does_not_stop_a_leaders_child, |store| {
+on_files_and_redis!(ctrl_z_does_not_stop_a_leaders_child, |store| {
     ctrl_z_stops_nothing(store, "\"$@\"; exit $?");
 });
 
 // The same in a container's terminal: nothing stops the first process of a PID namespace, so lockrun could not stop
 // with the command.
-on_every_store!(ctrl_z_does_not_stop_a_container, |store| {
+on_files_and_redis!(ctrl_z_does_not_stop_a_container, |store| {
     ctrl_z_stops_nothing(store, &as_first_process());
 });
 
 // "The terminal and job control reach COMMAND as they were": a suspended run does not outlive its shell, whether the
 // shell exits or its window closes. (Some shells send HUP themselves, but not this one.)
-on_every_store!(a_suspended_run_ends_with_its_shell, |store| {
+on_files_and_redis!(a_suspended_run_ends_with_its_shell, |store| {
     for closes in [false, true] {
         let directory = TempDir::new().expect("a temporary directory");
         let id = directory.path().join("id");
@@ -83,7 +83,7 @@ on_every_store!(a_suspended_run_ends_with_its_shell, |store| {
 
 // The same for a background job whose shell has exited: reading the terminal fails, instead of stopping the job for
 // ever.
-on_every_store!(a_read_in_the_background_fails, |store| {
+on_files_and_redis!(a_read_in_the_background_fails, |store| {
     let job = "while kill -0 $$ 2>/dev/null; do sleep 0.01; done; \"$@\"; echo status $?";
     let script = format!("sh -mc '({job}) & :' sh \"$@\"; read word");
     let mut terminal = lead(store, &script, &["cat"]);

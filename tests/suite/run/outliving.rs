@@ -11,7 +11,7 @@ use crate::support::hand::{break_lock, is_held, status};
 use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
 use crate::support::steps::end_in_steps;
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_files_and_redis};
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
 /// Returns the process id that the command has written into this file.
@@ -67,7 +67,7 @@ fn a_stopped_lockrun_keeps_the_file_lock() {
 
 // "A normal end unlocks explicitly, so a daemon that inherited the descriptor holds nothing." "`--descendants leave`:
 // release anyway."
-on_every_store!(a_daemon_that_was_left_behind_holds_nothing, |store| {
+on_files_and_redis!(a_daemon_that_was_left_behind_holds_nothing, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
     let script = format!(
@@ -136,7 +136,7 @@ fn a_daemon_that_keeps_a_slot_is_named() {
 }
 
 // "`--descendants wait`: hold the lock until the last has gone."
-on_every_store!(descendants_can_be_waited_for, |store| {
+on_files_and_redis!(descendants_can_be_waited_for, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let id = directory.path().join("id");
     let call = Lockrun::new(store).key("outliving").args(["--descendants", "wait"]);
@@ -154,7 +154,7 @@ on_every_store!(descendants_can_be_waited_for, |store| {
 });
 
 // "`--descendants kill`: end them first", those too that left for a session of their own.
-on_every_store!(descendants_can_be_killed, |store| {
+on_files_and_redis!(descendants_can_be_killed, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (first, second) = (directory.path().join("first"), directory.path().join("second"));
     let call = Lockrun::new(store).key("outliving");
@@ -177,7 +177,7 @@ on_every_store!(descendants_can_be_killed, |store| {
 });
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124."
-on_every_store!(a_command_can_be_given_a_limit, |store| {
+on_files_and_redis!(a_command_can_be_given_a_limit, |store| {
     // Long enough for a shell to set its trap, also on a busy machine.
     let call = Lockrun::new(store).key("outliving").args(["--max-runtime", "1500ms"]);
     let polite = "exec 2>/dev/null; trap 'echo asked; exit 9' TERM; while :; do sleep 0.01; done";
@@ -195,7 +195,7 @@ on_every_store!(a_command_can_be_given_a_limit, |store| {
 
 // "COMMAND's own: it ran and ended": a command that ended in time has, even if the process that watches it notices only
 // after the limit.
-on_every_store!(an_end_in_time_is_no_end_by_the_limit, |store| {
+on_files_and_redis!(an_end_in_time_is_no_end_by_the_limit, |store| {
     // A busy machine needs more time than another.
     let in_time = [3, 12, 48].into_iter().any(|limit| noticed_late(store, limit));
     assert!(in_time, "this machine is too busy: a command that does nothing took longer than 48 s");

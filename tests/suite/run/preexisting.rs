@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::support::deadline::eventually_some;
 use crate::support::holder::is_free;
 use crate::support::processes::{children, is_alive, send};
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_files_and_redis};
 use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 /// Executes this call in a shell that already has a child; returns the child's id, too.
@@ -40,7 +40,7 @@ fn spares(call: &Lockrun, status: i32) {
 }
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124": for COMMAND and all that it started, and no other process.
-on_every_store!(a_limit_spares_them, |store| {
+on_files_and_redis!(a_limit_spares_them, |store| {
     let call = Lockrun::new(store).key("before").args(["--max-runtime", "0.5", "--kill-after", "1s"]);
     spares(&call.clone().command(["sleep", "600"]), 124);
     assert!(is_free(store, "before"));
@@ -51,7 +51,7 @@ on_every_store!(a_limit_spares_them, |store| {
 });
 
 // "`--descendants wait`: hold the lock until the last has gone": the last that COMMAND left behind.
-on_every_store!(they_are_not_waited_for, |store| {
+on_files_and_redis!(they_are_not_waited_for, |store| {
     let call = Lockrun::new(store).key("before").args(["--descendants", "wait"]);
     spares(&call.clone().sh("exit 3"), 3);
     spares(&call.clone().sh("(sleep 0.5; exec true) & exit 3"), 3);
@@ -59,7 +59,7 @@ on_every_store!(they_are_not_waited_for, |store| {
 });
 
 // "`--descendants kill`: end them first": processes that COMMAND left behind.
-on_every_store!(they_are_not_killed, |store| {
+on_files_and_redis!(they_are_not_killed, |store| {
     let call = Lockrun::new(store).key("before").args(["--descendants", "kill", "--kill-after", "1s"]);
     spares(&call.clone().sh("exit 3"), 3);
     let elsewhere = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
@@ -107,7 +107,7 @@ fn spares_a_late_child(call: &Lockrun, script: &str, status: i32) {
 
 // "COMMAND and all that it started, and nobody else": processes that the shell's children have started since, and left
 // behind, are not COMMAND's.
-on_every_store!(what_they_leave_behind_is_spared, |store| {
+on_files_and_redis!(what_they_leave_behind_is_spared, |store| {
     let call = Lockrun::new(store).key("before").args(["--kill-after", "1s"]);
     let daemon = "{ setsid sh -c 'echo there; exec sleep 600 >/dev/null' & } | read there";
     spares_a_late_child(&call.clone().args(["--max-runtime", "2s"]), &format!("{daemon}; exec sleep 600"), 124);

@@ -15,7 +15,7 @@ use crate::support::birth::Birth;
 use crate::support::hand::break_lock;
 use crate::support::holder::write_script;
 use crate::support::processes::{a_user_without_processes, children, find_program, send};
-use crate::support::store::{on_every_lease_store, on_every_store, on_redis};
+use crate::support::store::{on_files_and_redis, on_redis};
 use crate::support::user::User;
 use crate::support::{LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
@@ -200,7 +200,7 @@ on_redis!(do_not_outlive_a_broken_lock, |store, redis| {
 });
 
 // The same if lockrun or its guardian is killed, and the other one has to end them.
-on_every_lease_store!(do_not_outlive_lockrun, |store| {
+on_redis!(do_not_outlive_lockrun, |store, redis| {
     let user = User::new(a_user_without_processes(), &[]);
     for loss in [Loss::LockrunKilled, Loss::GuardianKilled] {
         for user in [Some(&user), None] {
@@ -227,7 +227,7 @@ fn call_of(uid: u32, store: &Store) -> Lockrun {
 
 // "`--max-runtime DURATION`: then TERM, KILL, exit 124", "`--descendants kill`: end them first": on files, too, where
 // lockrun itself is their parent.
-on_every_store!(are_ended_with_their_command, |store| {
+on_files_and_redis!(are_ended_with_their_command, |store| {
     let _alone = alone();
     let uid = a_user_without_processes();
     let user = User::new(uid, &[]);
@@ -245,7 +245,7 @@ on_every_store!(are_ended_with_their_command, |store| {
 });
 
 // The same where a shell has executed lockrun and its other children are spared.
-on_every_store!(are_ended_beside_others, |store| {
+on_files_and_redis!(are_ended_beside_others, |store| {
     let _alone = alone();
     let record = Record::new();
     let call = Lockrun::new(store).key("short").args(["--max-runtime", "1s", "--kill-after", "200ms"]);

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use crate::support::birth::Birth;
 use crate::support::holder::is_free;
 use crate::support::processes::{find_program, send, state};
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{LONG, Lockrun, Running, Store, eventually};
 
 /// Blocks all signals and prints the number of each one that arrives, after its own name and its id. A blocked signal
@@ -78,7 +78,7 @@ fn send_each(run: &Running, listeners: &[&str], signals: &[Signal]) {
 }
 
 // "Every signal from 1 to 31 that can be sent arrives exactly once."
-on_every_store!(every_signal_arrives_once, |store| {
+on_files_and_redis!(every_signal_arrives_once, |store| {
     for options in [&[][..], &["--ttl", "none"]] {
         let run = listen(store, options, &["command"]);
         send_each(&run, &["command"], &all());
@@ -99,7 +99,7 @@ on_every_store!(every_signal_arrives_once, |store| {
 
 // "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes, every other signal for COMMAND
 // alone."
-on_every_store!(some_signals_are_for_all_processes, |store| {
+on_files_and_redis!(some_signals_are_for_all_processes, |store| {
     let run = listen(store, &[], &["command", "child"]);
     let listeners = ["command", "child"];
     send_each(&run, &listeners, &all());
@@ -116,7 +116,7 @@ on_every_store!(some_signals_are_for_all_processes, |store| {
 });
 
 // "A signal that was ignored when lockrun started stays ignored", by COMMAND and by lockrun itself.
-on_every_store!(ignored_signals_stay_ignored, |store| {
+on_files_and_redis!(ignored_signals_stay_ignored, |store| {
     let ignored = [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGPIPE];
     let mut run = Lockrun::new(store)
         .key("ignored")
@@ -137,7 +137,7 @@ fn libc(signal: Signal) -> i32 {
 }
 
 // "Signal masks and ignored signals of the command equal those of the same command run alone."
-on_every_store!(masks_and_dispositions_are_untouched, |store| {
+on_files_and_redis!(masks_and_dispositions_are_untouched, |store| {
     use Signal::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
     let plain: Vec<i32> = Vec::new();
     let (first_real_time, last_real_time) = (34, 64);
@@ -161,7 +161,7 @@ on_every_store!(masks_and_dispositions_are_untouched, |store| {
 });
 
 // "COMMAND's own status", also if lockrun was started with SIGCHLD ignored.
-on_every_store!(ignored_child_signal_loses_no_status, |store| {
+on_files_and_redis!(ignored_child_signal_loses_no_status, |store| {
     let call =
         Lockrun::new(store).key("child").birth(Birth { ignored: vec![libc(Signal::SIGCHLD)], ..Birth::default() });
     call.clone().sh("exit 7").run().exited(7).silent();
@@ -170,7 +170,7 @@ on_every_store!(ignored_child_signal_loses_no_status, |store| {
 });
 
 // "Signal mask": a TERM that was blocked when lockrun started can still end a command that unblocks it, and a wait.
-on_every_store!(a_blocked_term_is_the_commands_affair, |store| {
+on_files_and_redis!(a_blocked_term_is_the_commands_affair, |store| {
     let mut run = Lockrun::new(store)
         .key("blocked")
         .sh("echo ready; exec sleep 600")
@@ -183,7 +183,7 @@ on_every_store!(a_blocked_term_is_the_commands_affair, |store| {
 });
 
 // "Without a controlling terminal COMMAND leads a process group of its own."
-on_every_store!(the_command_leads_a_group, |store| {
+on_files_and_redis!(the_command_leads_a_group, |store| {
     let script = "import os; print(os.getpid() == os.getpgrp(), os.getpgrp() == os.getpgid(os.getppid()))";
     let python = find_program("python3");
     let words = [python.to_str().expect("a plain path"), "-c", script];
@@ -192,7 +192,7 @@ on_every_store!(the_command_leads_a_group, |store| {
 });
 
 // "After TERM comes CONT, or a stopped command never sees it."
-on_every_store!(a_stopped_command_can_be_ended, |store| {
+on_files_and_redis!(a_stopped_command_can_be_ended, |store| {
     let mut run = Lockrun::new(store).key("asleep").sh("echo $$; echo ready; exec sleep 600").spawn();
     run.wait_for_line("ready");
     let command: i32 = run.stdout().lines().next().expect("its id").parse().expect("a number");
@@ -205,7 +205,7 @@ on_every_store!(a_stopped_command_can_be_ended, |store| {
 
 // "INT, TERM, HUP, QUIT, TSTP, CONT and WINCH are for all of COMMAND's processes": without a terminal, too, TSTP
 // suspends a run and CONT resumes it.
-on_every_store!(a_job_of_cron_can_be_suspended, |store| {
+on_files_and_redis!(a_job_of_cron_can_be_suspended, |store| {
     let call = Lockrun::new(store).key("asleep").args(["--ttl", "60s"]).sh("echo $$; echo ready; exec sleep 600");
     let mut run = call.birth(Birth { session: true, ..Birth::default() }).spawn();
     run.wait_for_line("ready");
@@ -221,7 +221,7 @@ on_every_store!(a_job_of_cron_can_be_suspended, |store| {
 });
 
 // "Forwards signals": SIGPIPE reaches the command, and its death is passed on.
-on_every_store!(a_closed_pipe_ends_the_command, |store| {
+on_files_and_redis!(a_closed_pipe_ends_the_command, |store| {
     let words = Lockrun::new(store).key("pipe").command(["yes"]).words();
     let mut script = String::from("\"$@\" 2>&1 | head -n 1; echo ${PIPESTATUS[0]}");
     script.insert_str(0, "set -o pipefail; ");
@@ -234,7 +234,7 @@ on_every_store!(a_closed_pipe_ends_the_command, |store| {
 
 // "Forwards signals": an alarm that was set before lockrun was executed is the command's, as it would be after any
 // exec.
-on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
+on_files_and_redis!(an_alarm_from_before_reaches_the_command, |store| {
     let script =
         "trap 'echo alarm; exit 5' ALRM; echo ready; n=0; while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done";
     let set = "import os, signal, sys; signal.alarm(2); os.execv(sys.argv[1], sys.argv[1:])";
@@ -253,7 +253,7 @@ on_every_store!(an_alarm_from_before_reaches_the_command, |store| {
 });
 
 // "Forwards signals": TERM to the process that the command takes for its parent ends the command.
-on_every_store!(the_commands_parent_forwards_too, |store| {
+on_files_and_redis!(the_commands_parent_forwards_too, |store| {
     let call = Lockrun::new(store).key("parent");
     let mut run = call.sh("kill -TERM $PPID; exec sleep 600").spawn();
     eventually(LONG, "the run has ended", || run.has_ended());

@@ -9,7 +9,7 @@ use crate::support::calm::{held_in_time, judge};
 use crate::support::events::Events;
 use crate::support::hand::{acquire, is_held, status, until_waiting};
 use crate::support::pty::Terminal;
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_files_and_redis};
 use crate::support::{Holder, LONG, Lockrun, Running, Store, eventually};
 
 /// Fills the pipe on standard output, and otherwise leaves it as it was.
@@ -36,14 +36,14 @@ fn without_lease(store: &Store) -> Lockrun {
 }
 
 // "Then TERM, KILL, exit 124": also if lockrun cannot say so.
-on_every_store!(a_reader_that_stalls_keeps_no_lock, |store| {
+on_files_and_redis!(a_reader_that_stalls_keeps_no_lock, |store| {
     let call = without_lease(store).args(["--max-runtime", "500ms"]).command(["sleep", "600"]);
     into_a_full_pipe(&call).wait_for_line("ended 124");
     assert!(!is_held(store, "stalled"));
 });
 
 // The same with a message at each step of the run.
-on_every_store!(a_reader_that_stalls_keeps_no_command, |store| {
+on_files_and_redis!(a_reader_that_stalls_keeps_no_command, |store| {
     let call = without_lease(store).args(["-v", "--max-runtime", "500ms"]).command(["sleep", "600"]);
     into_a_full_pipe(&call).wait_for_line("ended 124");
     assert!(!is_held(store, "stalled"));
@@ -90,7 +90,7 @@ fn a_stopped_terminal_keeps_no_lock() {
 
 // "If a message cannot be written for two seconds, ... it is dropped": also one of `acquire`, which waits for its turn
 // meanwhile.
-on_every_store!(a_stopped_terminal_keeps_no_turn, |store| {
+on_files_and_redis!(a_stopped_terminal_keeps_no_turn, |store| {
     let holder = Holder::new(store, "stalled");
     let mut shell = Command::new("sh");
     shell.args(["-c", "echo ready; read line; exec \"$@\"", "sh"]);
@@ -108,13 +108,13 @@ const DELAYED: &str = "exec strace -f -qq -o /dev/null -P \"$LOG\" -e inject=wri
     sh -c 'exec \"$@\" 2>\"$LOG\"' sh \"$@\"";
 
 // "The lock is released" before any message: a message may go to a file on a server that does not answer.
-on_every_store!(the_lock_is_released_before_it_is_said, |store| {
+on_files_and_redis!(the_lock_is_released_before_it_is_said, |store| {
     let call = without_lease(store).args(["--max-runtime", "500ms"]).command(["sleep", "600"]);
     is_free_before_a_word(store, &call, "finished");
 });
 
 // "126, 127: COMMAND cannot be executed, is not found; the lock is released": the same if COMMAND never started.
-on_every_store!(the_lock_is_released_before_a_missing_command_is_reported, |store| {
+on_files_and_redis!(the_lock_is_released_before_a_missing_command_is_reported, |store| {
     for program in ["/nonexistent", "/etc/passwd"] {
         is_free_before_a_word(store, &without_lease(store).command([program]), "acquired");
     }

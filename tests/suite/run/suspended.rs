@@ -12,12 +12,12 @@ use crate::support::catcher::Catcher;
 use crate::support::holder::is_free;
 use crate::support::processes::{children, find_program, is_pending, send, state};
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_every_store, on_files_and_redis};
 use crate::support::{LONG, Lockrun, eventually};
 
 // "Ctrl-Z stops both and returns the prompt": also with a program that catches TSTP and stops itself by SIGSTOP some
 // time later, as sudo and top do.
-on_every_store!(a_program_that_stops_itself, |store| {
+on_files_and_redis!(a_program_that_stops_itself, |store| {
     let mut terminal = shell(store);
     let catcher = Catcher::new();
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s {}", catcher.that_stops_itself(&["SIGTSTP"])));
@@ -39,7 +39,7 @@ on_every_store!(a_program_that_stops_itself, |store| {
 });
 
 // The same if the command is stopped before Ctrl-Z is pressed: it will not stop again.
-on_every_store!(a_command_that_is_stopped_already, |store| {
+on_files_and_redis!(a_command_that_is_stopped_already, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
     let mut terminal = shell(store);
@@ -135,7 +135,7 @@ on_every_store!(a_ctrl_z_from_before_the_wait, |store| {
 
 // "With a terminal, a stop by SIGSTOP of COMMAND alone does not stop lockrun": also if COMMAND was stopped and
 // continued before Ctrl-Z is pressed, which it ignores.
-on_every_store!(a_stop_that_is_over, |store| {
+on_files_and_redis!(a_stop_that_is_over, |store| {
     let mut terminal = shell(store);
     let catcher = Catcher::new();
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s {}; echo status $?", catcher.of(&["SIGTSTP"])));

@@ -14,7 +14,7 @@ use crate::support::processes::{find_program, is_alive, send, state};
 use crate::support::proxy::Mode;
 use crate::support::pty::Terminal;
 use crate::support::shell::{OldAndNext, PROMPT, enter, shell, written};
-use crate::support::store::{on_every_lease_store, on_every_store};
+use crate::support::store::{on_every_lease_store, on_every_store, on_files_and_redis};
 use crate::support::{LONG, eventually};
 
 /// Waits until this program leads the foreground process group, and is not stopped.
@@ -28,7 +28,7 @@ fn runs_in_the_foreground(terminal: &Terminal, program: &str) {
 }
 
 // "What the terminal sends to the group is then not sent again": Ctrl-C arrives once.
-on_every_store!(an_interrupt_arrives_once, |store| {
+on_files_and_redis!(an_interrupt_arrives_once, |store| {
     let mut terminal = shell(store);
     let catcher = Catcher::new();
     enter(&mut terminal, &format!("lockrun -k tty {}; echo status $?", catcher.of(&["SIGINT", "SIGUSR1"])));
@@ -67,7 +67,7 @@ fn a_terminal_without_its_file() {
 
 // The same as the first process of a PID namespace, where lockrun's process group is led by a process outside: COMMAND
 // reads the terminal in the foreground, and Ctrl-C reaches it.
-on_every_store!(a_terminal_in_a_pid_namespace, |store| {
+on_files_and_redis!(a_terminal_in_a_pid_namespace, |store| {
     let catcher = Catcher::new();
     let script = format!("exec {PROGRAM} -k tty {}", catcher.of(&["SIGINT"]));
     let mut terminal = shell(store);
@@ -86,7 +86,7 @@ on_every_store!(a_terminal_in_a_pid_namespace, |store| {
 });
 
 // "Where a signal ended it, lockrun dies of the same signal": Ctrl-C ends a script that runs lockrun, too.
-on_every_store!(an_interrupt_ends_what_started_it, |store| {
+on_files_and_redis!(an_interrupt_ends_what_started_it, |store| {
     let mut terminal = shell(store);
     enter(&mut terminal, "for n in 1 2 3; do lockrun -k tty sh -c 'echo round; exec sleep 600'; done");
     terminal.wait_for("round");
@@ -98,7 +98,7 @@ on_every_store!(an_interrupt_ends_what_started_it, |store| {
 
 // "The terminal and job control reach COMMAND as they were": an interactive shell under lockrun reads the terminal and
 // has job control.
-on_every_store!(an_interactive_shell_has_job_control, |store| {
+on_files_and_redis!(an_interactive_shell_has_job_control, |store| {
     let mut terminal = shell(store);
     let inner = "PS1='inner> ' lockrun -k tty bash --norc --noprofile --noediting -i";
     enter(&mut terminal, inner);
@@ -125,7 +125,7 @@ on_every_store!(an_interactive_shell_has_job_control, |store| {
 });
 
 // "Ctrl-Z stops both and returns the prompt; `fg` within the lease resumes both."
-on_every_store!(a_run_can_be_suspended_and_resumed, |store| {
+on_files_and_redis!(a_run_can_be_suspended_and_resumed, |store| {
     let mut terminal = shell(store);
     let script = "echo ready; while read word; do echo got $word; done; exit 3";
     enter(&mut terminal, &format!("lockrun -k tty --ttl 60s bash -c '{script}'"));
@@ -160,7 +160,7 @@ on_every_lease_store!(a_run_suspended_past_its_lease_is_dead, |store| {
 });
 
 // "It shares lockrun's group like any job of a shell, so that pipelines keep working and nobody steals the foreground."
-on_every_store!(a_pager_reads_the_keyboard, |store| {
+on_files_and_redis!(a_pager_reads_the_keyboard, |store| {
     let mut terminal = shell(store);
     enter(&mut terminal, "stty rows 10 cols 80");
     terminal.wait_for(PROMPT);
@@ -245,7 +245,7 @@ on_every_lease_store!(an_interrupt_ends_an_attempt, |store| {
 
 // "Ctrl-Z stops both": but a user who stops COMMAND alone will continue COMMAND alone, and lockrun is there when it
 // ends.
-on_every_store!(a_stop_of_the_command_alone_stops_no_more, |store| {
+on_files_and_redis!(a_stop_of_the_command_alone_stops_no_more, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let (id, go) = (directory.path().join("id"), directory.path().join("go"));
     let mut terminal = shell(store);

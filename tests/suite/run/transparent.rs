@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::birth::Birth;
 use crate::support::processes::MARK;
-use crate::support::store::on_every_store;
+use crate::support::store::on_files_and_redis;
 use crate::support::{Lockrun, Store};
 
 fn call(store: &Store) -> Lockrun {
@@ -26,7 +26,7 @@ fn is_the_same(call: &Lockrun) {
 }
 
 // "COMMAND is executed as argv, never joined into a string."
-on_every_store!(arguments_arrive_as_they_are, |store| {
+on_files_and_redis!(arguments_arrive_as_they_are, |store| {
     let words: [&[u8]; 12] =
         [b"", b" ", b"a b", b"'\"$HOME`", b"*", b"\n", b"\xff\xfe", b"--", b"-", b"--key", b"\\", b""];
     let mut command = vec![OsStr::new("printf"), OsStr::new("%s\\0")];
@@ -39,7 +39,7 @@ on_every_store!(arguments_arrive_as_they_are, |store| {
 
 // "Parsing of options stops at `--` and at the first word that is not an option, so COMMAND's own options are never
 // eaten."
-on_every_store!(the_commands_options_are_its_own, |store| {
+on_files_and_redis!(the_commands_options_are_its_own, |store| {
     let run = |words: &[&str]| call(store).args(words).run();
     let own = ["--key", "x", "--help", "-n", "-E", "5", "--wait", "-w", "-c", "--", "--skip", "--frob"];
     let text = format!("{}\n", own.join(" "));
@@ -54,12 +54,12 @@ on_every_store!(the_commands_options_are_its_own, |store| {
 });
 
 // "Arguments": the command's own name too.
-on_every_store!(the_commands_name_is_as_typed, |store| {
+on_files_and_redis!(the_commands_name_is_as_typed, |store| {
     is_the_same(&call(store).command(["cat", "/proc/self/cmdline"]));
 });
 
 // "Standard streams reach COMMAND as they were."
-on_every_store!(streams_pass_through, |store| {
+on_files_and_redis!(streams_pass_through, |store| {
     let bytes: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0] ^ n.to_le_bytes()[1]).collect();
     let output = call(store).command(["cat"]).stdin(bytes.clone()).run().exited(0).silent();
     assert!(output.stdout == bytes, "standard input comes out as it went in");
@@ -68,7 +68,7 @@ on_every_store!(streams_pass_through, |store| {
 });
 
 // "Standard streams": a closed stream stays closed, and its descriptor is not used for something else.
-on_every_store!(closed_streams_stay_closed, |store| {
+on_files_and_redis!(closed_streams_stay_closed, |store| {
     let script = "for n in 0 1 2; do [ -e /proc/$$/fd/$n ] && open=\"$open $n\"; done; echo \"open:$open\" >&7";
     let directory = TempDir::new().expect("a temporary directory");
     for closed in [vec![0], vec![1], vec![2], vec![0, 1, 2]] {
@@ -92,7 +92,7 @@ on_every_store!(closed_streams_stay_closed, |store| {
 });
 
 // "Working directory."
-on_every_store!(the_working_directory_stays, |store| {
+on_files_and_redis!(the_working_directory_stays, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     is_the_same(&call(store).directory(directory.path()).sh("pwd; readlink /proc/self/cwd"));
     let gone = directory.path().join("gone");
@@ -105,7 +105,7 @@ on_every_store!(the_working_directory_stays, |store| {
 });
 
 // "Umask" and "resource limits" of the command equal those of the same command run alone.
-on_every_store!(umask_and_limits_stay, |store| {
+on_files_and_redis!(umask_and_limits_stay, |store| {
     for umask in [0o022, 0o077, 0, 0o027] {
         is_the_same(&call(store).sh("umask").birth(Birth { umask: Some(umask), ..Birth::default() }));
     }
@@ -122,7 +122,7 @@ on_every_store!(umask_and_limits_stay, |store| {
 });
 
 // "Environment (section 2 aside)": three variables come, none goes.
-on_every_store!(the_environment_gains_three_variables, |store| {
+on_files_and_redis!(the_environment_gains_three_variables, |store| {
     let odd = OsStr::from_bytes(b"not\xfftext");
     let call = call(store)
         .command(["env", "-0"])
@@ -150,7 +150,7 @@ on_every_store!(the_environment_gains_three_variables, |store| {
 });
 
 // "On stderr, nothing when all is well": and standard output belongs to COMMAND.
-on_every_store!(nothing_is_said_when_all_is_well, |store| {
+on_files_and_redis!(nothing_is_said_when_all_is_well, |store| {
     for options in [&[][..], &["--fail"], &["--skip"], &["--wait"], &["-w", "5"], &["-q"], &["--ttl", "5s"]] {
         call(store).args(options).command(["true"]).run().exited(0).printed("").silent();
         call(store).args(options).command(["false"]).run().exited(1).printed("").silent();
@@ -175,7 +175,7 @@ fn with_descriptors(directory: &Path, words: Vec<std::ffi::OsString>) -> Vec<Str
 
 // "Descriptors of the command equal those of the same command run alone"; on the file store it has one more, so that
 // "the kernel's lock passes to the command".
-on_every_store!(descriptors_are_the_same, |store| {
+on_files_and_redis!(descriptors_are_the_same, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let alone = ["sh", "-c", DESCRIPTORS].map(|word| OsStr::new(word).to_owned());
     let alone = with_descriptors(directory.path(), alone.into());

@@ -11,8 +11,7 @@ use crate::support::holder::is_free;
 use crate::support::namespace::{with_mounts, with_pids_of_its_own};
 use crate::support::processes::{holds_lock_on, need_root, send};
 use crate::support::pty::Terminal;
-use crate::support::store::on_every_lease_store;
-use crate::support::store::on_every_store;
+use crate::support::store::{on_every_lease_store, on_files_and_redis};
 use crate::support::{Lockrun, Store};
 
 /// Returns shell code that enters a place without a /proc, and one with the wrong /proc.
@@ -104,7 +103,7 @@ fn a_signal_reaches_the_command() {
 
 // "Until COMMAND and all that lockrun must stop is dead": if /proc goes away while COMMAND runs, what can be reached
 // without it is still ended: COMMAND's process group.
-on_every_store!(the_group_is_ended_all_the_same, |store| {
+on_files_and_redis!(the_group_is_ended_all_the_same, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let lives = directory.path().join("lives");
     File::create(&lives).expect("our own directory");

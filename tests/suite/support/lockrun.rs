@@ -23,7 +23,10 @@ use super::reasons;
 use super::store::Store;
 
 /// The program that is tested.
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_lockrun");
+pub(crate) const PROGRAM: &str = match option_env!("SUITE_LOCKRUN") {
+    Some(program) => program,
+    None => env!("CARGO_BIN_EXE_lockrun"),
+};
 
 /// Returns a copy of the program that every user can execute, and its temporary directory.
 pub(crate) fn program_for_all() -> (TempDir, String) {

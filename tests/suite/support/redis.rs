@@ -300,7 +300,9 @@ impl LeaseServer for Redis {
         let mut keys = self.keys();
         keys.retain(|name| !redis_keys::lasting(key).contains(name));
         // The note against late requests of a run that is over holds nothing, and expires.
-        keys.retain(|key| !redis_keys::is_mailbox(key) || self.ask(&["LINDEX", key, "0"]).text() != "cancelled");
+        keys.retain(|key| {
+            !redis_keys::is_mailbox(key) || self.ask(&["LINDEX", key, "0"]) != Reply::Text("cancelled".into())
+        });
         if !counts_what_goes {
             // PTTL answers -2 for a key that is gone, and -1 for one that does not expire.
             keys.retain(|key| self.ask(&["PTTL", key]).number() == -1);

@@ -251,6 +251,32 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
+/// Defines a contract about the processes of a run, in which no server has a part, and makes a test of it with the file
+/// store, where lockrun itself is COMMAND's parent, and one with Redis, where its guardian is.
+macro_rules! on_files_and_redis {
+    ($name:ident, |$store:ident| $contract:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn contract($store: &$crate::support::Store) {
+                $contract
+            }
+
+            #[test]
+            fn file() {
+                $crate::support::calm::judge(|| contract(&$crate::support::Store::file()));
+            }
+
+            #[test]
+            fn redis() {
+                $crate::support::calm::judge(|| contract(&$crate::support::Store::redis()));
+            }
+        }
+    };
+}
+pub(crate) use on_files_and_redis;
+
 /// Makes a test for Redis alone.
 macro_rules! on_redis {
     ($name:ident, |$store:ident, $redis:ident| $contract:expr) => {
