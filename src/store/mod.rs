@@ -6,6 +6,7 @@
 mod address;
 mod answers;
 pub mod diagnostic;
+mod encryption;
 mod engine;
 mod error;
 mod etcd;
@@ -13,7 +14,9 @@ mod failure;
 mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod hosts;
 mod listing_limit;
+mod password_file;
 mod postgres;
 mod record_limit;
 mod redis;

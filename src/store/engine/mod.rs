@@ -4,10 +4,14 @@
 //! The engine does the rest, the same for all of them: it applies the rules of [`crate::lock::state`], goes on until an
 //! operation is carried out or its outcome is known, and hands the lock to as many waiters as fit.
 
+mod changes;
 mod listing;
 mod operation;
+mod pages;
 mod requests;
+mod rows;
 mod view;
+mod wait;
 
 use std::thread;
 use std::time::Duration;
@@ -22,8 +26,12 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
+pub(super) use changes::{Changes, RecordChange, json};
 pub(super) use operation::Operation;
+pub(super) use pages::{Keys, PAGE, Stored, TablePages};
+pub(super) use rows::{FIRST_WAITERS, Found, HAND_OFFS_MAX, MORE_WAITERS, Queue, Row, read_record, read_state};
 pub(super) use view::View;
+pub(super) use wait::Wait;
 
 /// For how many timeouts a release, or a cancel, goes on while others keep changing the lock.
 const CONTENDED: u32 = 6;
@@ -74,6 +82,12 @@ pub(super) trait Records: Transactions {
 
     /// Returns the bound of every request.
     fn timeout(&self) -> Duration;
+
+    /// Returns for how long at most a request that was given up without an answer keeps others from the lock, if that may
+    /// be longer than a request takes.
+    fn row_kept_for(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Returns whether an unanswered request may have been carried out since this was last set to `false`.
     fn may_be_done(&mut self) -> &mut bool;

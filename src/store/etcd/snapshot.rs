@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::keys::Names;
 use crate::lock::state::{HolderState, LOOKERS, LeaseRecord, LockState, Purpose, WaiterState};
 use crate::lock::token::Token;
-use crate::store::engine::View;
+use crate::store::engine::{View, read_record};
 
 /// How many waiters are read at first, besides the asking client; and how many if too few of those are left after the
 /// operation. One that deals with as many as it may leaves enough of these.
@@ -189,7 +189,11 @@ impl Scope {
             member_and_term: (transacted.header.member_id, transacted.header.raft_term),
             revision: transacted.header.revision,
             record_revision: record.mod_revision,
-            stored: if record.mod_revision == 0 { LockState::default() } else { read_record(&record)? },
+            stored: if record.mod_revision == 0 {
+                LockState::default()
+            } else {
+                read_record(&record.value).map_err(|why| Failure::of_broken(&record.key, &why))?
+            },
             pruned: PrunedFence::read(&pruned)?,
             lease_keys: lease_keys.kvs.iter().filter_map(|kv| LeaseKey::read(kv, &self.names.lease_keys)).collect(),
             has_all_rows: !queue.more,
@@ -202,20 +206,6 @@ impl Scope {
 
 fn count(range: &Range) -> u64 {
     u64::try_from(range.count).unwrap_or(0)
-}
-
-/// Reads the record of a lock.
-fn read_record(record: &KeyValue) -> Result<LockState, Failure> {
-    let broken = |why: &str| Failure::of_broken(&record.key, why);
-    // serde would also read a structure from an array of its fields, which lockrun never writes.
-    if !record.value.starts_with('{') {
-        return Err(broken("it is no JSON object"));
-    }
-    let state: LockState = serde_json::from_str(&record.value).map_err(|error| broken(&error.to_string()))?;
-    if state.holders.iter().any(|holder| holder.lease.is_none()) {
-        return Err(broken("a holder has no lease"));
-    }
-    Ok(state)
 }
 
 impl LeaseKey {

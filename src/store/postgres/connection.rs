@@ -291,11 +291,6 @@ impl Connection {
         }
     }
 
-    /// Returns how many bytes have come in answer to the last request, and how many more its rows take in memory.
-    pub(super) fn received(&self) -> usize {
-        self.received
-    }
-
     /// Reads what has arrived, or waits for more until the stream's deadline.
     fn read_more(&mut self) -> Result<(), Failure> {
         let mut part = [0; 8192];

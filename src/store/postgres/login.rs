@@ -1,7 +1,6 @@
 //! Opens a connection: finds the first server that takes writes, starts TLS and logs in.
 
-use std::io::{self, Read as _, Write as _};
-use std::time::Duration;
+use std::io::{Read as _, Write as _};
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
@@ -15,63 +14,29 @@ use super::connection::Connection;
 use super::failure::Failure;
 use super::password;
 use super::server_error::ServerError;
-use super::url::{Binding, Encryption, Server};
+use super::url::{Binding, Server};
 use crate::net::dial::dial;
 use crate::net::endpoint::Endpoint;
 use crate::net::stream::Stream;
-use crate::net::tls::{Tls, Verification};
-use crate::net::tls_error::{HandshakeFailure, certificate_alert};
+use crate::net::tls::Tls;
 use crate::store::RetryClass;
-use crate::store::failure::after_unknown_authority;
+use crate::store::encryption::Encryption;
+use crate::store::hosts::first_usable;
 use crate::sys::clock::Moment;
 
 /// The most rounds of hashing that the postgres-protocol crate accepts: a server chooses their number before it has
 /// proved anything.
 const ROUNDS_MAX: u64 = 100_000;
 
-/// Returns what TLS needs to reach the server's hosts; `None` if it is not used. Fails if TLS is impossible with these
-/// hosts or files, and says why.
-pub(super) fn prepare_tls(server: &Server) -> Result<Option<Tls>, String> {
-    match server.encryption {
-        Encryption::Never => Ok(None),
-        // A host that does not offer TLS may have any name.
-        Encryption::IfOffered => Tls::new(&server.tls, Verification::None).map(Some),
-        Encryption::Required(verification) => Tls::for_servers(&server.hosts, &server.tls, verification).map(Some),
-    }
-}
-
 /// Connects to the first of the server's hosts that takes writes.
 pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Connection, Failure> {
-    let mut failures = Vec::new();
-    for (at, endpoint) in server.hosts.iter().enumerate() {
-        // A host that does not answer must leave time for the remaining ones.
-        let now = Moment::now();
-        let share = deadline.since(now) / u32::try_from(server.hosts.len() - at).unwrap_or(1);
-        let deadline = now + share.max(Duration::from_millis(1));
-        match (Login { server, endpoint, deadline }).connect(tls) {
-            Ok(mut connection) => {
-                connection.host = at;
-                return Ok(connection);
-            }
-            Err(Failure::UnexpectedReply(what)) => {
-                let what = format!("sent an unexpected reply: {what}; is it a PostgreSQL server?");
-                failures.push((endpoint, Failure::lasting(what)));
-            }
-            Err(failure) => failures.push((endpoint, failure)),
-        }
-    }
-    if failures.len() == 1
-        && let Some((_, failure)) = failures.pop()
-    {
-        return Err(failure);
-    }
-    let explain = |(endpoint, failure): &(&Endpoint, Failure)| {
-        failure.explain(&Server { hosts: vec![Endpoint::clone(endpoint)], ..server.clone() }).to_string()
+    let connect = |endpoint: &Endpoint, deadline| Login { server, endpoint, deadline }.connect(tls);
+    let explain = |endpoint: &Endpoint, failure: &Failure| {
+        failure.explain(&Server { hosts: vec![endpoint.clone()], ..server.clone() })
     };
-    let why: Vec<String> = failures.iter().map(explain).collect();
-    let retry_classes = failures.iter().map(|(_, failure)| failure.retry_class());
-    let retry_class = retry_classes.max().unwrap_or(RetryClass::Unavailable);
-    Err(Failure::Unsent(retry_class, why.join("; ")))
+    let (host, mut connection) = first_usable(&server.hosts, deadline, "PostgreSQL", connect, explain)?;
+    connection.host = host;
+    Ok(connection)
 }
 
 /// An attempt to connect to one host.
@@ -130,7 +95,10 @@ impl Login<'_> {
         let answered = asked.and_then(|()| stream.read_exact(&mut answer));
         answered.map_err(|error| Failure::of_stream(&error))?;
         match answer {
-            [b'S'] => stream.upgrade(tls, host).map_err(|error| self.failed_handshake(&error)),
+            [b'S'] => stream.upgrade(tls, host).map_err(|error| {
+                let Server { encryption, tls, .. } = self.server;
+                encryption.failed_handshake(&error, tls, "sslmode=disable")
+            }),
             [b'N'] if self.server.encryption == Encryption::IfOffered => Ok(stream),
             [b'N'] => Err(Failure::lasting(
                 "does not offer TLS; turn it on there (ssl = on), or write sslmode=disable in the store's URL",
@@ -190,12 +158,7 @@ impl Login<'_> {
     /// Returns whether the server is known to be the one that the URL names: by its certificate, or by the directory of
     /// its socket.
     fn is_proved(&self, connection: &Connection) -> bool {
-        matches!(self.endpoint, Endpoint::Unix(_)) || connection.is_encrypted() && self.is_verified()
-    }
-
-    /// Returns whether the server's certificate, if it has one, is verified.
-    fn is_verified(&self) -> bool {
-        matches!(self.server.encryption, Encryption::Required(Verification::Full | Verification::Authority))
+        matches!(self.endpoint, Endpoint::Unix(_)) || connection.is_encrypted() && self.server.encryption.verifies()
     }
 
     fn send_password(&self, connection: &mut Connection, password: &[u8]) -> Result<(), Failure> {
@@ -260,7 +223,7 @@ impl Login<'_> {
             // A server that does offer it learns from this that its offer was withheld from us.
             None if !is_offered => unbound(ChannelBinding::unrequested()),
             // A server in between could show such a certificate to keep the proof from being bound to it.
-            None if !self.is_verified() => Err(Failure::lasting(
+            None if !self.server.encryption.verifies() => Err(Failure::lasting(
                 "has a certificate that SCRAM cannot be bound to, such as one of Ed25519, and that is not verified; \
                            write sslmode=verify-full in the store's URL, or channel_binding=disable if the network is \
                            safe",
@@ -326,22 +289,6 @@ impl Login<'_> {
             _ => return Failure::Rejected(rejection),
         };
         Failure::lasting(format!("refused the login: {}{advice}", rejection.message))
-    }
-
-    /// Returns the failure of a TLS handshake.
-    fn failed_handshake(&self, error: &io::Error) -> Failure {
-        if certificate_alert(error).is_some() {
-            return Failure::of_stream(error);
-        }
-        let advice = match HandshakeFailure::of(error) {
-            Some(HandshakeFailure::UnknownAuthority) => after_unknown_authority(Some(&self.server.tls)),
-            // lockrun does not do that by itself: a server in between could break the handshake to make it.
-            _ if self.server.encryption == Encryption::IfOffered && error.kind() != io::ErrorKind::TimedOut => {
-                "; if the connection need not be encrypted, write sslmode=disable in the store's URL"
-            }
-            _ => "",
-        };
-        Failure::Unreachable { why: error.to_string(), advice: advice.into() }
     }
 }
 

@@ -10,7 +10,6 @@
 mod batch;
 mod connection;
 mod diagnose;
-mod encoding;
 mod failure;
 #[cfg(any(test, fuzzing))]
 pub(in crate::store) mod fuzz;
@@ -23,13 +22,12 @@ mod reading;
 mod schema;
 mod server_error;
 mod url;
-mod waiter_row;
 mod waiting;
 mod writing;
 
 use std::time::Duration;
 
-use super::engine::{Operation, Page, Records, View};
+use super::engine::{Operation, Page, Records, Stored, TablePages};
 use super::{Acquired, Claim, Diagnose, Grant, Held, KeyStatus, Renewed, RequestError, RetryClass, Wakeup};
 use crate::lock::key::Key;
 use crate::net::tls::Tls;
@@ -38,7 +36,6 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 use connection::Connection;
 use failure::Failure;
-use listing::{Pages, Stored};
 use schema::Tables;
 use url::Server;
 use waiting::WaitState;
@@ -64,7 +61,8 @@ impl PostgresStore {
     /// Returns the store at `server`. `timeout` bounds every request, connecting included. Fails if TLS is impossible
     /// with these hosts or files, and says why.
     fn new(server: Server, timeout: Duration) -> Result<Self, String> {
-        let (tls, tables) = (login::prepare_tls(&server)?, Tables::in_schema(&server.schema));
+        let tls = server.encryption.prepare(&server.hosts, &server.tls)?;
+        let tables = Tables::in_schema(&server.schema);
         Ok(PostgresStore { server, tls, tables, timeout, connection: None, may_be_done: false, wait: None })
     }
 }
@@ -130,23 +128,23 @@ impl Records for PostgresStore {
         self.await_notification(claim, until, waiter, observer)
     }
 
-    type Pages = Pages;
+    type Pages = TablePages;
     type Entry = Stored;
 
-    fn pages(&mut self, key: Option<&Key>) -> Pages {
-        Pages::of(key)
+    fn pages(&mut self, key: Option<&Key>) -> TablePages {
+        TablePages::of(key)
     }
 
-    fn next_page(&mut self, pages: &mut Pages) -> Result<Option<Page<Stored>>, Failure> {
-        pages.next(self)
+    fn next_page(&mut self, pages: &mut TablePages) -> Result<Option<Page<Stored>>, Failure> {
+        pages.next(|keys, left| self.page(keys, left))
     }
 
-    fn status(&mut self, _: &mut Pages, key: &Key, entry: &Stored) -> Result<Option<KeyStatus>, Failure> {
-        Ok(Some(entry.state()?.status(key.clone(), &View::at(entry.now_ms))))
+    fn status(&mut self, _: &mut TablePages, key: &Key, entry: &Stored) -> Result<Option<KeyStatus>, Failure> {
+        entry.status(key).map(Some)
     }
 
     fn looks_prunable(&mut self, _: &Key, entry: &Stored, unused_for: Duration, _: bool) -> Result<bool, Failure> {
-        Ok(entry.state()?.is_prunable(unused_for, &View::at(entry.now_ms)))
+        entry.is_prunable(unused_for)
     }
 
     fn server(&self) -> &Server {

@@ -13,11 +13,10 @@ use super::failure::Failure;
 use super::login;
 use super::reading::Snapshot;
 use super::server_error::ServerError;
-use super::waiter_row::HAND_OFFS_MAX;
 use super::waiting::{WaitState, statements_to_prepare};
 use super::writing::CommitTrip;
 use crate::lock::state::LockState;
-use crate::store::engine::{Commit, Operation, Place, Transactions, Transition, View};
+use crate::store::engine::{Commit, HAND_OFFS_MAX, Operation, Place, Transactions, Transition, View};
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
@@ -178,7 +177,7 @@ impl Transactions for PostgresStore {
     }
 
     fn view(&mut self, attempt: &mut Attempt<'_>, found: &Snapshot) -> Result<(LockState, View), Failure> {
-        Ok((found.state(), found.view(attempt)))
+        Ok((found.found.state(), found.found.view(attempt.may_be_done, attempt.hand_offs_max)))
     }
 
     /// If the waiters that were read are too few for the rules, reads more. If another attempt may mend what has
@@ -189,7 +188,7 @@ impl Transactions for PostgresStore {
         mut found: Snapshot,
         transition: Transition,
     ) -> Result<Commit<Snapshot>, Failure> {
-        if !found.suffices(&transition) {
+        if !found.found.suffices(&transition) {
             let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
             found.read_more_waiters(connection, &self.tables, attempt)?;
             return Ok(Commit::Again(found));

@@ -2,23 +2,14 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt::Display;
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
-
-use nix::unistd::geteuid;
 
 use super::url::Server;
 use crate::net::endpoint::Endpoint;
-use crate::sys::{accounts, input, trust};
-use crate::text::escape::escaped_path;
+use crate::store::password_file;
 
-/// Returns the password for the server at `endpoint`. `None` if there is none, or if it is empty.
-///
-/// Call this only when the server asks for a password: otherwise no password file should be read, let alone rejected.
-/// libpq skips a file that others can read, with a warning; here that is an error, because the run would otherwise fail
-/// later for want of a password.
+/// Returns the password for the server at `endpoint`. `None` if there is none, or if it is empty. Call this only when the
+/// server asks for a password, see [`password_file::in_file`].
 pub(super) fn find(server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
     find_by(server, endpoint, &|name| env::var_os(name))
 }
@@ -36,28 +27,10 @@ fn find_by(
     if let Some(password) = variable("PGPASSWORD") {
         return password.into_string().map(Some).map_err(|_| "the password in PGPASSWORD is not UTF-8".into());
     }
-    if let Some(path) = variable("PGPASSFILE").map(PathBuf::from) {
-        return in_file(&path, server, endpoint);
-    }
-    let home = variable("HOME").map(PathBuf::from).or_else(|| accounts::home_of(geteuid()));
-    let Some(home) = home.filter(|home| home.is_absolute()) else { return Ok(None) };
-    let path = home.join(".pgpass");
-    in_file(&path, server, endpoint)
-        .or_else(|why| if trust::is_in_foreign_home(&home, &path) { Ok(None) } else { Err(why) })
-}
-
-/// Returns the password in the file at `path`, if there is one.
-fn in_file(path: &Path, server: &Server, endpoint: &Endpoint) -> Result<Option<String>, String> {
-    let wrong = |why: &dyn Display| Err(format!("cannot use the password file {}: {why}", escaped_path(path)));
-    let contents = match input::read_password_file(path) {
-        Ok(read) => read,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
-        Err(error) => return wrong(&error),
-    };
-    let Some(password) = entry(&contents, server, endpoint) else { return Ok(None) };
-    match String::from_utf8(password) {
-        Ok(password) => Ok(Some(password).filter(|password| !password.is_empty())),
-        Err(_) => wrong(&"the password in it is not UTF-8"),
+    let entry = |contents: &[u8]| entry(contents, server, endpoint);
+    match variable("PGPASSFILE") {
+        Some(path) => password_file::in_file(path.as_ref(), entry),
+        None => password_file::in_home(".pgpass", variable("HOME"), entry),
     }
 }
 
@@ -125,6 +98,7 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::path::Path;
 
     use tempfile::TempDir;
 

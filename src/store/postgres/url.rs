@@ -16,13 +16,14 @@ use nix::unistd::geteuid;
 use super::PostgresStore;
 use super::schema::Tables;
 use crate::net::endpoint::{self, Endpoint, TlsFiles};
+use crate::store::encryption::Encryption;
 use crate::store::url::{AFTER_NAMES, Url, check_separators, decoded_as, refuse_if};
 use crate::store::{Backend, Kind, Location};
 use crate::sys::accounts;
 use encryption::{binding, encryption};
 use hosts::endpoints;
 
-pub(super) use encryption::{Binding, Encryption};
+pub(super) use encryption::Binding;
 
 pub(in crate::store) const KIND: Kind = Kind {
     schemes: &["postgres://", "postgresql://"],

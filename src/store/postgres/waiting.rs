@@ -15,8 +15,8 @@ use super::operation::LOGIN_PATIENCE;
 use super::reading::{NOW, WaitsBy, facts, first_waiters, lock_row, read_record_of};
 use super::schema::Tables;
 use super::writing::{NOTIFY, hand_off};
-use crate::lock::state::{ASKS_PER_PLACE, Ahead, LOOKERS, LockState, Seen, millis};
-use crate::store::engine::View;
+use crate::lock::state::{ASKS_PER_PLACE, Ahead, LockState, millis};
+use crate::store::engine::{View, Wait};
 use crate::store::{Claim, Held, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
@@ -29,16 +29,14 @@ const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_s
 pub(super) struct WaitState {
     /// How we learn that we were handed the lock.
     by: WaitsBy,
-    /// Our place, from 0.
-    place: u64,
-    /// What the record said.
-    seen: Seen,
+    /// What we know of the lock.
+    wait: Wait,
 }
 
 impl WaitState {
-    /// Returns the state after an answer that said that we wait in this place, with this record.
-    pub(super) fn new(by: WaitsBy, place: u64, record: &LockState) -> Self {
-        WaitState { by, place, seen: record.seen() }
+    /// Returns the state after an answer that said that so many are `ahead`, with this record.
+    pub(super) fn new(by: WaitsBy, ahead: u64, record: &LockState) -> Self {
+        WaitState { by, wait: Wait::new(ahead, record) }
     }
 
     /// Returns whether we wait without a connection.
@@ -51,19 +49,10 @@ impl WaitState {
         let every = match self.by {
             WaitsBy::Listening => return None,
             // To log in twice a second would cost the server more than a connection.
-            WaitsBy::Polling if self.place < LOOKERS as u64 => POLL.0,
+            WaitsBy::Polling if self.wait.is_of_the_first() => POLL.0,
             WaitsBy::Polling | WaitsBy::Visiting => POLL.1,
         };
         Some(Moment::now() + every)
-    }
-
-    /// Learns from the record, which was read without asking. Returns whether to ask. One that listens is notified of
-    /// that.
-    fn learn(&mut self, record: &LockState, claim: &Claim) -> bool {
-        // Each hand-off takes at least one waiter out of the queue.
-        self.place = self.place.saturating_sub(u64::from(record.fence != self.seen.fence));
-        self.seen.fence = record.fence;
-        record.has_news(self.seen, claim)
     }
 }
 
@@ -195,12 +184,7 @@ impl PostgresStore {
         let Some(Ok((_, state))) = row.map(|row| read_record_of(claim.key.as_str(), row)) else {
             return Ok(Some(Wakeup::AskAgain));
         };
-        let ours = state.holders.iter().find(|holder| holder.token == claim.token);
-        Ok(match ours {
-            Some(ours) if ours.is_renewable() => Some(Wakeup::HandedOver { fence: ours.fence, slot: ours.slot }),
-            Some(_) => Some(Wakeup::AskAgain),
-            None => wait.learn(&state, claim).then_some(Wakeup::AskAgain),
-        })
+        Ok(wait.wait.learn(&state, claim))
     }
 }
 

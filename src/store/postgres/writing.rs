@@ -6,23 +6,20 @@
 
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
-use super::encoding::{array, json};
 use super::failure::Failure;
 use super::operation::{Attempt, Notices};
 use super::reading::{Snapshot, WaitsBy, delete_ended};
 use super::schema::Tables;
-use super::waiter_row::Queued;
-use crate::lock::state::LockState;
 use crate::lock::token::Token;
 use crate::store::RetryClass;
-use crate::store::engine::Transition;
-use crate::store::record_limit::{self, RecordTooLong};
+use crate::store::engine::{Changes, RecordChange, Transition, json};
+use crate::store::record_limit::RecordTooLong;
 
 /// The second round trip.
 pub(super) struct CommitTrip<'a> {
     tables: &'a Tables,
     attempt: &'a Attempt<'a>,
-    found: &'a Snapshot,
+    snapshot: &'a Snapshot,
     /// The statements.
     pub(super) batch: Batch,
     /// What the answers must say.
@@ -31,8 +28,6 @@ pub(super) struct CommitTrip<'a> {
     pub(super) place: Option<PlaceSource>,
     /// Whether the session begins to listen.
     pub(super) begins_listening: bool,
-    /// Whether anything changes that a crash of the server must not undo.
-    is_lasting: bool,
     /// Why none of this must be carried out.
     pub(super) refused: Option<RecordTooLong>,
 }
@@ -94,90 +89,76 @@ impl PlaceSource {
 }
 
 impl<'a> CommitTrip<'a> {
-    /// Prepares the statements for what an operation has made of what was `found`.
+    /// Prepares the statements for what an operation has made of this `snapshot`.
     pub(super) fn prepare(
         tables: &'a Tables,
         attempt: &'a Attempt<'a>,
-        found: &'a Snapshot,
+        snapshot: &'a Snapshot,
         connection: &Connection,
         transition: &Transition,
     ) -> Self {
         let mut trip = CommitTrip {
             tables,
             attempt,
-            found,
+            snapshot,
             batch: Batch::default(),
             checks: Checks::default(),
             place: None,
             begins_listening: false,
-            is_lasting: false,
             refused: None,
         };
-        trip.write_record(&transition.after);
-        trip.write_queue(&transition.after, connection);
+        let asking = attempt.operation.waiter().map(|claim| &claim.token);
+        let changes = Changes::of(&snapshot.found, &transition.after, asking);
+        let listens = snapshot.waits_by == WaitsBy::Listening;
+        trip.refused = changes.refused;
+        trip.write_record(&changes);
+        trip.write_queue(&changes, asking, listens.then_some(&connection.channel));
         trip.wake(&transition.woken);
-        if trip.place.is_some() && found.waits_by == WaitsBy::Listening && !connection.listens {
+        if trip.place.is_some() && listens && !connection.listens {
             trip.begins_listening = true;
             trip.batch.add(&format!("LISTEN {}", connection.channel), &[]);
         }
-        // That a place has ended is seen again if a crash of the server undoes it. What an earlier attempt has left may
-        // not have reached the disk or the standbys.
-        trip.checks.commit_at = trip.batch.commit(trip.is_lasting || attempt.may_be_done);
+        // What an earlier attempt has left may not have reached the disk or the standbys.
+        trip.checks.commit_at = trip.batch.commit(changes.is_lasting() || attempt.may_be_done);
         trip
     }
 
-    /// Writes the record, and deletes the rows of the waiters that have left the queue, which hold the lock now or do
-    /// not need it.
-    fn write_record(&mut self, state: &LockState) {
+    /// Writes the record, and deletes the rows of the waiters that have left the queue.
+    fn write_record(&mut self, changes: &Changes<'_>) {
         let locks = &self.tables.locks;
         let key = Some(self.attempt.operation.key().as_str());
-        let gone: Vec<&Queued> = self.found.rows_in_force().filter(|row| row.waiter_in(state).is_none()).collect();
-        let places = array(gone.iter().map(|row| row.place));
-        let ends_ms = array(gone.iter().map(|row| row.waiter.ends_ms));
-        let state = LockState { waiters: Vec::new(), ..state.clone() };
-        let record = json(&state);
-        self.checks.writes_record = record != self.found.record;
-        self.is_lasting = self.checks.writes_record || !gone.is_empty();
-        if self.checks.writes_record {
-            let before = (&self.found.state, self.found.record.len());
-            self.refused = record_limit::check(before, (&state, record.len())).err();
-            // The lock is then as if it had never been used.
-            if state == LockState::default() {
-                self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]);
-            } else if gone.is_empty() {
-                self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(&record)]);
-            } else {
-                self.batch.add(&hand_off(self.tables), &[key, Some(&places), Some(&ends_ms), Some(&record)]);
-                return;
+        let places = array(changes.gone.iter().map(|row| row.place));
+        let ends_ms = array(changes.gone.iter().map(|row| row.waiter.ends_ms));
+        self.checks.writes_record = changes.record.is_some();
+        match &changes.record {
+            Some(RecordChange::Deleted) => self.batch.add(&format!("DELETE FROM {locks} WHERE key = $1"), &[key]),
+            Some(RecordChange::Written(record)) if changes.gone.is_empty() => {
+                self.batch.add(&format!("UPDATE {locks} SET state = $2::json WHERE key = $1"), &[key, Some(record)]);
             }
+            Some(RecordChange::Written(record)) => {
+                return self.batch.add(&hand_off(self.tables), &[key, Some(&places), Some(&ends_ms), Some(record)]);
+            }
+            None => {}
         }
-        if !gone.is_empty() {
+        if !changes.gone.is_empty() {
             let delete = format!("{} SELECT one FROM are_as_read", delete_gone(self.tables));
             self.batch.add(&delete, &[key, Some(&places), Some(&ends_ms)]);
         }
     }
 
-    /// Writes the rows of the waiters that have changed or joined, and deletes those whose places have ended.
-    fn write_queue(&mut self, state: &LockState, connection: &Connection) {
+    /// Writes the rows of the waiters that have changed or joined, and deletes those whose places have ended. `channel`:
+    /// that of the waiter that asks, if it listens.
+    fn write_queue(&mut self, changes: &Changes<'_>, asking: Option<&Token>, channel: Option<&String>) {
         let waiters = &self.tables.waiters;
-        let (operation, found) = (self.attempt.operation, self.found);
+        let (operation, snapshot) = (self.attempt.operation, self.snapshot);
         let key = Some(operation.key().as_str());
-        if found.rows_in_force().count() < found.queue.rows.len() {
-            delete_ended(&mut self.batch, self.tables, operation, found.now_ms);
+        if changes.has_ended {
+            delete_ended(&mut self.batch, self.tables, operation, snapshot.found.now_ms);
         }
-        // Only a request for the lock writes the row of its waiter: a renewal or a release under a token that waits
-        // must not take its channel.
-        let waiter = operation.waiter().map(|claim| &claim.token);
-        let channel = (found.waits_by == WaitsBy::Listening).then_some(connection.channel.as_str());
-        for row in found.rows_in_force() {
-            let Some(after) = row.waiter_in(state) else { continue };
-            let asks = waiter == Some(&after.token);
-            if !asks && *after == row.waiter {
-                continue;
-            }
-            let channel = if asks { channel } else { row.channel.as_deref() };
+        for (row, waiter) in &changes.changed {
+            let asks = asking == Some(&waiter.token);
+            let channel = if asks { channel } else { snapshot.channels.get(&row.place) };
             if asks {
-                self.is_lasting = true;
                 self.checks.own_at = Some(self.batch.answers());
             }
             // A place that was prolonged since it was read is not made shorter.
@@ -186,33 +167,28 @@ impl<'a> CommitTrip<'a> {
             let values = [
                 key,
                 Some(&row.place.to_string()),
-                Some(&json(after)),
-                channel,
+                Some(&json(waiter)),
+                channel.map(String::as_str),
                 Some(&row.waiter.ends_ms.to_string()),
-                Some(&after.ends_ms.to_string()),
+                Some(&waiter.ends_ms.to_string()),
             ];
             self.batch.add(&format!("UPDATE {waiters} {update}"), &values);
         }
-        let Some(asking) = waiter else { return };
-        let Some(at) = state.waiters.iter().position(|waiter| waiter.token == *asking) else { return };
-        let own = &state.waiters[at];
-        if !found.rows_in_force().any(|row| row.waiter.token == *asking && row.waiter_in(state).is_some()) {
-            self.is_lasting = true;
+        if let Some(joined) = changes.joined {
             self.checks.own_at = Some(self.batch.answers());
-            self.batch.add(
-                &format!(
-                    "INSERT INTO {waiters} (key, token, waiter, ends_ms, channel) VALUES ($1, $2, $3::json, $4::bigint, $5)"
-                ),
-                &[key, Some(asking.as_str()), Some(&json(own)), Some(&own.ends_ms.to_string()), channel],
-            );
+            let insert = "(key, token, waiter, ends_ms, channel) VALUES ($1, $2, $3::json, $4::bigint, $5)";
+            let (token, ends_ms) = (joined.token.as_str(), joined.ends_ms.to_string());
+            let values = [key, Some(token), Some(&json(joined)), Some(&ends_ms), channel.map(String::as_str)];
+            self.batch.add(&format!("INSERT INTO {waiters} {insert}"), &values);
         }
-        self.place = Some(self.place_of(asking, at));
+        self.place = changes.ahead.zip(asking).map(|(ahead, asking)| self.place_of(asking, ahead));
     }
 
-    /// Returns where to find the place of the waiter that asks, which is `at` this one among those that were read.
-    fn place_of(&mut self, asking: &Token, at: usize) -> PlaceSource {
-        if self.found.queue.is_whole {
-            return PlaceSource::Known(at as u64);
+    /// Returns where to find the place of the waiter that asks, which so many of those that were read are `ahead` of.
+    fn place_of(&mut self, asking: &Token, ahead: u64) -> PlaceSource {
+        let found = &self.snapshot.found;
+        if found.queue.is_whole {
+            return PlaceSource::Known(ahead);
         }
         let waiters = &self.tables.waiters;
         self.batch.add(
@@ -220,16 +196,17 @@ impl<'a> CommitTrip<'a> {
                 "SELECT count(*) FROM {waiters} WHERE key = $1 AND ends_ms > $3::bigint \
                  AND place < (SELECT place FROM {waiters} WHERE key = $1 AND token = $2)"
             ),
-            &[Some(self.attempt.operation.key().as_str()), Some(asking.as_str()), Some(&self.found.now_ms.to_string())],
+            &[Some(self.attempt.operation.key().as_str()), Some(asking.as_str()), Some(&found.now_ms.to_string())],
         );
         PlaceSource::Answer(self.batch.answers() - 1)
     }
 
     /// Notifies these waiters, if they listen. They find out by themselves otherwise, but later.
     fn wake(&mut self, woken: &[Token]) {
-        let rows = woken.iter().filter_map(|token| self.found.rows_in_force().find(|row| row.waiter.token == *token));
-        let channels = array(rows.filter_map(|row| row.channel.as_deref()));
-        if channels != array::<&str>([]) && self.attempt.notices == Notices::Sent {
+        let Snapshot { found, channels, .. } = self.snapshot;
+        let rows = woken.iter().filter_map(|token| found.rows_in_force().find(|row| row.waiter.token == *token));
+        let channels = array(rows.filter_map(|row| channels.get(&row.place)));
+        if channels != array::<&String>([]) && self.attempt.notices == Notices::Sent {
             self.batch.add(NOTIFY, &[Some(&channels)]);
         }
     }
@@ -254,4 +231,10 @@ fn delete_gone(tables: &Tables) -> String {
          are_as_read AS (SELECT 1 / (count(*) = cardinality($2::bigint[]))::int AS one FROM gone)",
         tables.waiters
     )
+}
+
+/// Returns a PostgreSQL array of numbers, or of words that consist of letters, digits and underscores.
+fn array<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    let words: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    format!("{{{}}}", words.join(","))
 }

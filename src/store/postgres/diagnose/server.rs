@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::settings::Settings;
 use super::{ask_one, number, text, truth};
-use crate::net::tls::Verification;
 use crate::store::diagnostic::Diagnostic;
-use crate::store::diagnostic::encryption::{self, EAVESDROPPERS};
+use crate::store::diagnostic::encryption::EAVESDROPPERS;
+use crate::store::encryption;
 use crate::store::postgres::PostgresStore;
 use crate::store::postgres::failure::Failure;
-use crate::store::postgres::url::{Binding, Encryption, Server};
+use crate::store::postgres::url::{Binding, Server};
 
 /// The oldest PostgreSQL that is supported, as server_version_num begins.
 const OLDEST: i64 = 12;
@@ -108,24 +108,8 @@ pub(super) fn judge(server: &Server, introduction: &Introduction, settings: &Set
 /// within `timeout`.
 pub(super) fn judge_encryption(server: &Server, is_encrypted: bool, timeout: Duration) -> Option<Diagnostic> {
     // A proof that is bound to one certificate is useless to a server with another.
-    let is_verified = matches!(server.encryption, Encryption::Required(Verification::Full | Verification::Authority))
-        || server.binding == Binding::Required;
-    let exposed = if is_encrypted {
-        Diagnostic::warn(
-            "the connection is encrypted (TLS), but the server's certificate is not verified",
-            "another server in between could pose as this one; write sslmode=verify-full in the store's URL, \
-             and ca=FILE if the authority is your own",
-        )
-    } else {
-        Diagnostic::warn(
-            "the connection travels over the network in clear",
-            format!(
-                "{EAVESDROPPERS}; turn TLS on at the server, and write sslmode=verify-full in the store's URL, or use a \
-                 network that is encrypted by itself"
-            ),
-        )
-    };
-    encryption::diagnose(&server.hosts, is_encrypted && is_verified, exposed, timeout)
+    let is_proved = server.encryption.verifies() || server.binding == Binding::Required;
+    encryption::judge(&server.hosts, is_encrypted, is_proved, "sslmode=verify-full", timeout)
 }
 
 #[cfg(test)]

@@ -2,21 +2,15 @@
 
 use crate::net::endpoint::TlsFiles;
 use crate::net::tls::Verification;
+use crate::store::encryption::{Encryption, Spelling};
 use crate::store::url::{Parameters, refuse_if};
 
 /// libpq's names for parameters that all stores have.
 const SYNONYMS: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
 
-/// Whether TLS is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store::postgres) enum Encryption {
-    /// Without TLS.
-    Never,
-    /// If the server offers it, with any certificate.
-    IfOffered,
-    /// With TLS, or not at all.
-    Required(Verification),
-}
+/// libpq's words for the kinds of encryption.
+const SPELLING: Spelling =
+    Spelling { parameter: "sslmode", values: ["disable", "prefer", "require", "verify-ca", "verify-full"] };
 
 /// Whether SCRAM is bound to the TLS connection: then only the server whose certificate we see can use our proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,31 +45,14 @@ pub(super) fn encryption(parameters: &mut Parameters, over_tcp: bool) -> Result<
         (None, Some("true")) => Some("require".into()),
         (None, Some(_)) => return Err("has a value of ssl that is not true; use sslmode".into()),
     };
-    let has_authority = tls.ca.is_some();
     let mode = match mode.as_deref() {
-        Some(mode) => mode,
-        None if has_authority || trusts_system => "verify-full",
-        None => "prefer",
+        Some("allow") => Some("prefer"),
+        None if trusts_system => Some("verify-full"),
+        mode => mode,
     };
-    let encryption = match mode {
-        "disable" => Encryption::Never,
-        "allow" | "prefer" => Encryption::IfOffered,
-        "require" | "verify-ca" if has_authority => Encryption::Required(Verification::Authority),
-        "require" => Encryption::Required(Verification::None),
-        // An impostor, too, can have a certificate from one of the system's authorities.
-        "verify-ca" => return Err("has sslmode=verify-ca without ca; name the authority, or use verify-full".into()),
-        "verify-full" => Encryption::Required(Verification::Full),
-        _ => {
-            return Err(
-                "has an sslmode that is none of disable, allow, prefer, require, verify-ca and verify-full".into()
-            );
-        }
-    };
+    let encryption = Encryption::read(mode, &tls, &SPELLING)?;
     if trusts_system && encryption != Encryption::Required(Verification::Full) {
-        return Err(format!("has sslrootcert=system with sslmode={mode}; use verify-full"));
-    }
-    if has_authority && !matches!(encryption, Encryption::Required(_)) {
-        return Err(format!("names an authority, which sslmode={mode} does not ask; use verify-full"));
+        return Err("has sslrootcert=system with another sslmode; use verify-full".into());
     }
     let encryption = if over_tcp { encryption } else { Encryption::Never };
     refuse_if(
