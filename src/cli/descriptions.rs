@@ -89,7 +89,7 @@ const ALL: [Description; 44] = [
         name::STORE,
         "URL",
         LOCK,
-        "Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, etcd://  [default: file:]",
+        "Where the lock lives: file:, file:/DIR, redis://, redis+sentinel://, redis+cluster://, postgres://, mysql://, etcd://  [default: file:]",
     )
     .more(
         "Where the lock lives [default: file:]\n\n\
@@ -106,11 +106,14 @@ const ALL: [Description; 44] = [
          postgres://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/DATABASE - tables in a PostgreSQL, which the first run creates; of \
          several hosts the first that accepts writes. Without a HOST: the local socket. The password may be in PGPASSWORD or \
          ~/.pgpass.\n\n\
+         mysql://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/DATABASE - tables in a MySQL or MariaDB, which the first run creates. \
+         The password may be in MYSQL_PWD or ~/.my.cnf.\n\n\
          etcd://[USER:PASSWORD@]HOST[:PORT],HOST... - an etcd cluster; etcds:// is the same over TLS.\n\n\
          Parameters, after a `?` and separated by `&`: prefix=NAME (how the keys in Redis or etcd begin, default lockrun), \
          grace=DURATION (for how long after its start a Redis that keeps no data grants nothing), schema=NAME (PostgreSQL's tables, default lockrun), ca=FILE, cert=FILE, key=FILE (TLS: the authorities to trust, and \
          the client's certificate and key; PEM); for PostgreSQL also sslmode, channel_binding, target_session_attrs, host, port, \
-         user and application_name, as in libpq.",
+         user and application_name, as in libpq; for MySQL tables=PREFIX (how the names of its tables begin, default lockrun_) \
+         and tls (disabled, preferred, required, verify-ca, verify-identity).",
     ),
     option(
         name::STORE_FILE,

@@ -29,7 +29,7 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "url", run: store::fuzz::url },
     Target { name: "duration", run: text::fuzz::duration },
     Target { name: "words", run: text::fuzz::words },
@@ -40,8 +40,10 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "redis", run: store::fuzz::redis },
     Target { name: "failover", run: store::fuzz::failover },
     Target { name: "postgres", run: store::fuzz::postgres },
+    Target { name: "mysql", run: store::fuzz::mysql },
     Target { name: "etcd", run: store::fuzz::etcd },
     Target { name: "pgpass", run: store::fuzz::pgpass },
+    Target { name: "mycnf", run: store::fuzz::mycnf },
     Target { name: "status", run: status::fuzz::status },
 ];
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use super::{TARGETS, Target};
 
 /// How many changed versions of each input are tried.
-const CHANGES: u64 = if cfg!(debug_assertions) { 100 } else { 1000 };
+const CHANGES: u64 = 1000;
 
 /// The longest input in bytes, so that reviewers can read it.
 const LENGTH_MAX: usize = 8 * 1024;
@@ -91,7 +91,7 @@ macro_rules! no_input_breaks {
 }
 
 no_input_breaks! {
-    url duration words config variables record resp redis failover postgres etcd pgpass status
+    url duration words config variables record resp redis failover postgres mysql etcd pgpass mycnf status
 }
 
 #[test]

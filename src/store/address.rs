@@ -141,8 +141,9 @@ fn meant_by(text: &str) -> Option<String> {
         return Some(match port {
             "6379" | "6380" => "a Redis is written redis://HOST or redis://HOST:PORT".to_owned(),
             "5432" => "a PostgreSQL is written postgres://HOST/DATABASE".to_owned(),
+            "3306" => "a MySQL or MariaDB is written mysql://HOST/DATABASE".to_owned(),
             "2379" => "an etcd is written etcd://HOST,HOST,HOST".to_owned(),
-            _ => "a server is written redis://HOST, postgres://HOST/DATABASE or etcd://HOST,HOST,HOST".to_owned(),
+            _ => "a server is written redis://HOST, postgres://HOST/DATABASE, mysql://HOST/DATABASE or etcd://HOST,HOST,HOST".to_owned(),
         });
     }
     let alike = alike(scheme, known().map(|(name, _)| name)).filter(|_| !rest.is_empty());
@@ -150,7 +151,8 @@ fn meant_by(text: &str) -> Option<String> {
 }
 
 /// What other programs' ways of naming such a store contain, and ours.
-const OTHER_PROGRAMS_FORMS: [(&[&str], &str); 4] = [
+const OTHER_PROGRAMS_FORMS: [(&[&str], &str); 5] = [
+    (&["mysql -", "mariadb -", "tcp("], "mysql://USER:PASSWORD@HOST/DATABASE"),
     (&["redis-cli", "valkey-cli"], "redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS"),
     (&["etcdctl"], "etcd://USER:PASSWORD@HOST,HOST,HOST"),
     (&["psql", "host=", "hostaddr=", "dbname=", "user=", "Host=", "Server="], "postgres://USER:PASSWORD@HOST/DATABASE"),
@@ -158,7 +160,7 @@ const OTHER_PROGRAMS_FORMS: [(&[&str], &str); 4] = [
 ];
 
 /// Other programs' schemes for such stores, and ours.
-const OTHER_PROGRAMS_SCHEMES: [(&[&str], &str); 7] = [
+const OTHER_PROGRAMS_SCHEMES: [(&[&str], &str); 8] = [
     (&["http"], "etcd://HOST for an etcd"),
     (&["https"], "etcds://HOST for an etcd"),
     (&["valkey", "tcp", "redis+tcp"], "redis://HOST for a Redis or Valkey"),
@@ -166,6 +168,7 @@ const OTHER_PROGRAMS_SCHEMES: [(&[&str], &str); 7] = [
     (&["unix", "redis-socket", "redis+socket", "redis-unix"], "redis+unix:///PATH for a Redis's socket"),
     (&["sentinel", "redis-sentinel"], "redis+sentinel://HOST,HOST/SERVICE"),
     (&["pg", "pgsql", "postgre"], "postgres://HOST/DATABASE"),
+    (&["mysql2", "mysqlx", "mysql+pymysql", "mysql+srv"], "mysql://HOST/DATABASE"),
 ];
 
 /// Returns the kind of store whose URLs have this scheme.
@@ -233,7 +236,7 @@ mod tests {
         assert!(
             refused.ends_with(
                 "it may contain a password; stores are file:, redis://, rediss://, redis+unix://, redis+sentinel://, rediss+sentinel://, \
-                 redis+cluster://, rediss+cluster://, postgres://, postgresql://, etcd:// and etcds://"
+                 redis+cluster://, rediss+cluster://, postgres://, postgresql://, mysql://, mariadb://, etcd:// and etcds://"
             ),
             "{refused}"
         );

@@ -13,6 +13,7 @@ use crate::lock::token::Token;
 use crate::net::scripted;
 
 pub use super::file::fuzz::record;
+pub use super::mysql::fuzz::mycnf;
 pub use super::postgres::fuzz::pgpass;
 pub use super::redis::fuzz::{failover, redis, resp};
 
@@ -26,7 +27,9 @@ pub fn url(data: &[u8]) {
     let is_mark = |c: char| matches!(c, ':' | '/' | '?' | '&' | '=' | ',' | '@' | '{' | '.');
     for (at, mark) in text.match_indices(is_mark).take(16) {
         let (before, after) = text.split_at(at + mark.len());
-        for planted in ["redis://u:{}@h", "redis://u:{}%40h", "u:{}@h", "postgres://u:{}@h/db", "password:{}"] {
+        for planted in
+            ["redis://u:{}@h", "redis://u:{}%40h", "u:{}@h", "postgres://u:{}@h/db", "mysql://u:{}@h/db", "password:{}"]
+        {
             let planted = planted.replace("{}", PASSWORD);
             // Elsewhere it is not a password.
             let is_parameter = before.ends_with(['?', '&']) && before.matches('?').count() == 1;
@@ -73,6 +76,12 @@ pub fn etcd(data: &[u8]) {
 /// Fuzzes PostgreSQL's replies.
 pub fn postgres(data: &[u8]) {
     let url = format!("postgres://u:{PASSWORD}@h/db?sslmode=disable");
+    play(&url, data);
+}
+
+/// Fuzzes the replies of MySQL and MariaDB.
+pub fn mysql(data: &[u8]) {
+    let url = format!("mysql://u:{PASSWORD}@h/db?tls=disabled");
     play(&url, data);
 }
 

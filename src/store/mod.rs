@@ -16,6 +16,7 @@ mod file;
 pub mod fuzz;
 mod hosts;
 mod listing_limit;
+mod mysql;
 mod password_file;
 mod postgres;
 mod record_limit;
@@ -42,7 +43,7 @@ use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter};
 
 /// The kinds of stores. To add one, add a folder and a line here.
-static KINDS: [Kind; 4] = [file::KIND, redis::KIND, postgres::KIND, etcd::KIND];
+static KINDS: [Kind; 5] = [file::KIND, redis::KIND, postgres::KIND, mysql::KIND, etcd::KIND];
 
 /// A kind of store.
 struct Kind {

@@ -124,9 +124,15 @@ fn a_command_that_only_a_shell_knows() {
 fn a_store_as_others_name_it() {
     for (url, wanted) in [
         ("", "the store is empty (an unset variable?); write file: "),
-        ("localhost", "; a server is written redis://HOST, postgres://HOST/DATABASE or etcd://HOST,HOST,HOST\n"),
+        (
+            "localhost",
+            "; a server is written redis://HOST, postgres://HOST/DATABASE, mysql://HOST/DATABASE or etcd://HOST,HOST,HOST\n",
+        ),
         ("localhost:6379", "; a Redis is written redis://HOST or redis://HOST:PORT\n"),
         ("db.example.com:5432", "; a PostgreSQL is written postgres://HOST/DATABASE\n"),
+        ("db.example.com:3306", "; a MySQL or MariaDB is written mysql://HOST/DATABASE\n"),
+        ("mysql -h db.example.com", "; write mysql://USER:PASSWORD@HOST/DATABASE\n"),
+        ("mysql2://u@h/db", "mysql2: is not a scheme of lockrun's; write mysql://HOST/DATABASE\n"),
         ("http://localhost:2379", "; write etcd://HOST for an etcd\n"),
         ("valkey://localhost", "; write redis://HOST for a Redis or Valkey\n"),
         ("REDIS://localhost", "; it is written in small letters: redis://\n"),

@@ -17,7 +17,7 @@ use crate::support::cron::command_of;
 use crate::support::holder::write_script;
 use crate::support::lockrun::PROGRAM;
 use crate::support::processes::PATH;
-use crate::support::{Etcd, LeaseServer as _, Lockrun, Output, Postgres, Redis};
+use crate::support::{Etcd, LeaseServer as _, Lockrun, Mariadb, Output, Postgres, Redis};
 
 /// Stands on a line of its own between the outputs of two commands.
 const MARK: &str = "\u{1e}";
@@ -34,6 +34,7 @@ struct World {
     home: TempDir,
     redis: Option<Redis>,
     postgres: Option<Postgres>,
+    mariadb: Option<Mariadb>,
     etcd: Option<Etcd>,
 }
 
@@ -45,11 +46,17 @@ impl World {
             home: TempDir::new().expect("a temporary directory"),
             redis: wants_redis.then(|| Redis::with_options(preparation.redis.unwrap_or_default())),
             postgres: wants_postgres.then(Postgres::start),
+            mariadb: block.text.contains("@mysql.example.com").then(Mariadb::start),
             etcd: block.text.contains("etcd").then(|| Etcd::of(3)),
         };
         if let Some(postgres) = &world.postgres {
             postgres.ask("CREATE ROLE reports LOGIN");
             postgres.ask("CREATE DATABASE jobs OWNER reports");
+        }
+        if let Some(mariadb) = &world.mariadb {
+            mariadb.ask("CREATE USER reports");
+            mariadb.ask("CREATE DATABASE jobs");
+            mariadb.ask("GRANT ALL ON jobs.* TO reports");
         }
         let home = world.home.path();
         fs::create_dir(home.join("bin")).expect("a directory");
@@ -92,6 +99,9 @@ impl World {
         if let Some(postgres) = &self.postgres {
             text = text.replace("@db.example.com", &format!("@127.0.0.1:{}", postgres.port()));
             text = text.replace("-h db.example.com", "-h 127.0.0.1");
+        }
+        if let Some(mariadb) = &self.mariadb {
+            text = text.replace("@mysql.example.com", &format!("@127.0.0.1:{}", mariadb.port()));
         }
         if let Some(etcd) = &self.etcd {
             text = text.replace("etcd://etcd-1,etcd-2,etcd-3", &etcd.url_at(etcd.port()));
@@ -258,6 +268,7 @@ pages! {
     guarantees: "docs/guarantees.md",
     overview: "docs/internals/overview.md",
     json: "docs/json.md",
+    mysql: "docs/mysql.md",
     postgresql: "docs/postgresql.md",
     recipes: "docs/recipes.md",
     redis: "docs/redis.md",

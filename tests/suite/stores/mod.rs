@@ -20,6 +20,7 @@ mod group;
 mod group_directory;
 mod group_planted;
 mod long_records;
+mod mysql;
 mod nonsense;
 mod postgres_crowded;
 mod postgres_faults;

@@ -50,6 +50,11 @@ pub(crate) trait LeaseServer {
     /// Returns how many round trips at most a new connection takes for so many requests, one after the other.
     fn round_trips(&self, requests: u64) -> u64;
 
+    /// Returns how many messages a client sends when it ends, which nobody answers.
+    fn farewells(&self) -> u64 {
+        0
+    }
+
     /// Returns how many connections to the server a client makes. It sends its requests over the last one.
     fn connections_of_a_client(&self) -> u64 {
         1

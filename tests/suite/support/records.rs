@@ -40,6 +40,13 @@ pub(crate) fn plant(store: &Store, key: &str, hostile: &str) {
             });
             postgres.add_waiter(key, &waiting(&who));
         }
+        Store::Mariadb(mariadb) => {
+            mariadb.edit(key, |state| {
+                state["holders"][0]["who"] = who.clone();
+                state["last"]["who"] = who.clone();
+            });
+            mariadb.add_waiter(key, &waiting(&who));
+        }
         Store::Etcd(etcd) => {
             etcd.edit(key, |state| {
                 state["holders"][0]["who"] = who.clone();
@@ -71,6 +78,10 @@ pub(crate) fn set_last_run(store: &Store, key: &str, at: u64) {
             redis.ask(&["SET", &last(key), &run]);
         }
         Store::Postgres(_) | Store::Pooled(_) => store.as_postgres().expect("it is one").edit(key, |state| {
+            state["last"]["started_unix_ms"] = json!(at);
+            state["last"]["ended_unix_ms"] = json!(at);
+        }),
+        Store::Mariadb(mariadb) => mariadb.edit(key, |state| {
             state["last"]["started_unix_ms"] = json!(at);
             state["last"]["ended_unix_ms"] = json!(at);
         }),

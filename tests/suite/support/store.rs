@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use super::etcd::Etcd;
 use super::failover::{Service, SingleNode};
 use super::lease_server::LeaseServer;
+use super::mariadb::Mariadb;
 use super::postgres::{Pooled, Postgres};
 use super::proxy::Proxy;
 use super::redis::Redis;
@@ -22,6 +23,7 @@ pub(crate) enum Store {
     Postgres(Postgres),
     /// A PostgreSQL behind a connection pooler in transaction mode.
     Pooled(Pooled),
+    Mariadb(Mariadb),
     Etcd(Etcd),
 }
 
@@ -51,6 +53,10 @@ impl Store {
         Self::Pooled(Pooled::start())
     }
 
+    pub(crate) fn mariadb() -> Self {
+        Self::Mariadb(Mariadb::start())
+    }
+
     pub(crate) fn etcd() -> Self {
         Self::Etcd(Etcd::start())
     }
@@ -64,6 +70,7 @@ impl Store {
             Self::Cluster(_) => Self::cluster(),
             Self::Postgres(_) => Self::postgres(),
             Self::Pooled(_) => Self::pooled(),
+            Self::Mariadb(_) => Self::mariadb(),
             Self::Etcd(_) => Self::etcd(),
         }
     }
@@ -77,7 +84,7 @@ impl Store {
 
     /// Returns the URL as messages show it: without a user.
     pub(crate) fn name_of_url(&self) -> String {
-        self.url().replace("//postgres@", "//***@")
+        self.url().replace("//postgres@", "//***@").replace("//root@", "//***@")
     }
 
     /// Returns the URL of a lease store with a user and this password.
@@ -97,6 +104,7 @@ impl Store {
             Self::Cluster(_) => "cluster",
             Self::Postgres(_) => "postgres",
             Self::Pooled(_) => "pooled",
+            Self::Mariadb(_) => "mariadb",
             Self::Etcd(_) => "etcd",
         }
     }
@@ -120,6 +128,7 @@ impl Store {
             Self::Cluster(node) => Some(node),
             Self::Postgres(postgres) => Some(postgres),
             Self::Pooled(pooled) => Some(pooled),
+            Self::Mariadb(mariadb) => Some(mariadb),
             Self::Etcd(etcd) => Some(etcd),
         }
     }
@@ -146,15 +155,26 @@ impl Store {
         }
     }
 
-    /// Returns how many waiters to use where so `many` are right on other stores: behind a pooler, where a waiter looks
-    /// twice a second whether it is its turn, a fifth of them.
+    /// Returns whether a waiter is not woken, but looks every now and then whether it is its turn.
+    pub(crate) fn is_polled(&self) -> bool {
+        matches!(self, Self::Pooled(_) | Self::Mariadb(_))
+    }
+
+    /// Returns how many waiters to use where so `many` are right on other stores: a fifth of them if they are not woken.
     pub(crate) fn crowd(&self, many: usize) -> usize {
-        if self.as_pooled().is_some() { many / 5 } else { many }
+        if self.is_polled() { many / 5 } else { many }
     }
 
     pub(crate) fn as_pooled(&self) -> Option<&Pooled> {
         match self {
             Self::Pooled(pooled) => Some(pooled),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn as_mariadb(&self) -> Option<&Mariadb> {
+        match self {
+            Self::Mariadb(mariadb) => Some(mariadb),
             _ => None,
         }
     }
@@ -202,6 +222,11 @@ macro_rules! tests_of_lease_stores {
         #[test]
         fn pooled() {
             $crate::support::calm::judge(|| $contract(&$crate::support::Store::pooled()));
+        }
+
+        #[test]
+        fn mariadb() {
+            $crate::support::calm::judge(|| $contract(&$crate::support::Store::mariadb()));
         }
 
         #[test]

@@ -163,7 +163,7 @@ impl LeaseServer for Postgres {
 
 /// Returns what is stored of a lock besides its fence and its last run. Notes about requests that may still arrive are
 /// left out: they hold nothing, and expire.
-fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
+pub(crate) fn what_holds(state: &Value, counts_what_goes: bool) -> impl Iterator<Item = String> {
     let none = Vec::new();
     let holders = state["holders"].as_array().unwrap_or(&none);
     let stay = holders.iter().filter(|holder| counts_what_goes || !holder["lease"]["ends_ms"].is_number());

@@ -28,6 +28,7 @@ use super::ports::free_port;
 use super::processes::{children, send};
 use super::tls::Certificates;
 
+pub(crate) use self::lease_server::what_holds;
 pub(crate) use self::pooled::{Pooled, SESSIONS};
 
 /// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the

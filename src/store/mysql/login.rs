@@ -1,0 +1,261 @@
+//! Opens a connection: finds the first server that answers, starts TLS and logs in.
+
+use std::collections::HashMap;
+
+use mysql_common::auth::plugins::{ChallengeResponsePlugin as _, Context};
+use mysql_common::constants::CapabilityFlags;
+use mysql_common::io::ParseBuf;
+use mysql_common::packets::{AuthPlugin, AuthSwitchRequest, HandshakePacket, HandshakeResponse, SslRequest};
+use mysql_common::proto::MySerialize;
+
+use super::connection::{CAPABILITIES, Connection, ERROR, rejection};
+use super::failure::{Failure, ServerError};
+use super::password;
+use super::url::Server;
+use crate::net::dial::dial;
+use crate::net::endpoint::Endpoint;
+use crate::net::tls::Tls;
+use crate::store::RetryClass;
+use crate::store::encryption::Encryption;
+use crate::store::hosts::first_usable;
+use crate::sys::clock::Moment;
+
+/// The longest packet that the server may send us, in bytes, and the character set of its messages: utf8mb4.
+const PACKET_MAX: u32 = 1 << 24;
+const UTF8MB4: u8 = 45;
+
+/// The end of a successful login, and what else a server says during one.
+const OK: u8 = 0x00;
+const MORE_DATA: u8 = 0x01;
+const SWITCH: u8 = 0xfe;
+
+/// In a login by caching_sha2_password: the server does not know the proof yet, and wants the password itself.
+const WANTS_PASSWORD: [u8; 1] = [0x04];
+
+/// Connects to the first of the server's hosts that answers. Whether it takes writes shows when it is asked to.
+pub(super) fn open(server: &Server, tls: Option<&Tls>, deadline: Moment) -> Result<Connection, Failure> {
+    let connect = |endpoint: &Endpoint, deadline| Login { server, endpoint, deadline }.connect(tls);
+    let explain = |endpoint: &Endpoint, failure: &Failure| {
+        failure.explain(&Server { hosts: vec![endpoint.clone()], ..server.clone() })
+    };
+    let (host, mut connection) = first_usable(&server.hosts, deadline, "MySQL or MariaDB", connect, explain)?;
+    connection.host = host;
+    Ok(connection)
+}
+
+/// An attempt to connect to one host.
+struct Login<'a> {
+    server: &'a Server,
+    endpoint: &'a Endpoint,
+    deadline: Moment,
+}
+
+/// What an authentication needs to know.
+struct Secrets<'a> {
+    password: &'a [u8],
+    nonce: &'a [u8],
+}
+
+impl Context for Secrets<'_> {
+    fn pass(&self) -> &[u8] {
+        self.password
+    }
+
+    fn is_ipc_transport(&self) -> bool {
+        false
+    }
+
+    /// Whether the password itself may be sent. It is asked only after [`Login::may_send_password`] has said so.
+    fn is_tls_transport(&self) -> bool {
+        true
+    }
+
+    fn scramble(&self) -> &[u8] {
+        self.nonce
+    }
+
+    fn server_key_pem(&self) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Login<'_> {
+    fn connect(&self, tls: Option<&Tls>) -> Result<Connection, Failure> {
+        const STRANGE: Failure = Failure::UnexpectedReply("its first words are not MySQL's");
+        let mut stream = dial(self.endpoint, None, self.deadline).map_err(|e| Failure::of_dial(&e, self.server))?;
+        stream.set_deadline(self.deadline);
+        let mut connection = Connection::over(stream);
+        let greeting = connection.packet()?;
+        if greeting.first() == Some(&ERROR) {
+            return Err(self.refused(rejection(&greeting, 0)));
+        }
+        if !has_sane_nonce(&greeting) {
+            return Err(STRANGE);
+        }
+        let greeting: HandshakePacket<'_> = ParseBuf(&greeting).parse(()).map_err(|_| STRANGE)?;
+        if !greeting.capabilities().contains(CAPABILITIES) {
+            return Err(Failure::lasting(
+                "is too old, or a proxy that lacks what lockrun needs (several statements at once)",
+            ));
+        }
+        let mut capabilities = CAPABILITIES | (greeting.capabilities() & CapabilityFlags::CLIENT_CONNECT_ATTRS);
+        if let (Some(tls), Endpoint::Tcp { host, .. }) = (tls, self.endpoint) {
+            if greeting.capabilities().contains(CapabilityFlags::CLIENT_SSL) {
+                capabilities |= CapabilityFlags::CLIENT_SSL;
+                connection.send(&encoded(&SslRequest::new(capabilities, PACKET_MAX, UTF8MB4)), self.deadline)?;
+                let Server { encryption, tls: files, .. } = self.server;
+                connection = connection.upgraded(|stream| {
+                    let failed = |error| encryption.failed_handshake(&error, files, "tls=disabled");
+                    stream.upgrade(tls, host).map_err(failed)
+                })?;
+            } else if self.server.encryption != Encryption::IfOffered {
+                return Err(Failure::lasting(
+                    "does not offer TLS; set it up there (ssl_cert, ssl_key), or write tls=disabled in the store's URL",
+                ));
+            }
+        }
+        let is_encrypted = capabilities.contains(CapabilityFlags::CLIENT_SSL);
+        self.authenticate(&mut connection, &greeting, capabilities, is_encrypted)?;
+        Ok(connection)
+    }
+
+    /// Sends user and database, and proves that we know the password in the way that the server wants.
+    fn authenticate(
+        &self,
+        connection: &mut Connection,
+        greeting: &HandshakePacket<'_>,
+        capabilities: CapabilityFlags,
+        is_encrypted: bool,
+    ) -> Result<(), Failure> {
+        let Server { user, database, .. } = self.server;
+        let password = password::find(self.server).map_err(|why| Failure::Unsent(RetryClass::Permanent, why))?;
+        let password = password.unwrap_or_default();
+        let mut nonce = greeting.nonce();
+        // What the server offers may be a kind that this user does not have; then it asks for another one.
+        let offered = AuthPlugin::from_bytes(greeting.auth_plugin_name_ref().unwrap_or_default()).into_owned();
+        let mut plugin = match offered {
+            AuthPlugin::CachingSha2Password => offered,
+            _ => AuthPlugin::MysqlNativePassword,
+        };
+        let mut procedure = self.begin(&plugin, is_encrypted)?;
+        let secrets = Secrets { password: password.as_bytes(), nonce: &nonce };
+        let proof = procedure.run(secrets, &nonce).map_err(|_| unreadable())?;
+        let attributes = HashMap::from([("program_name".to_owned(), "lockrun".to_owned())]);
+        let response = HandshakeResponse::new(
+            proof.data(),
+            (8, 0, 0),
+            Some(user.as_bytes()),
+            Some(database.as_bytes()),
+            Some(plugin.borrow()),
+            capabilities,
+            capabilities.contains(CapabilityFlags::CLIENT_CONNECT_ATTRS).then_some(attributes),
+            PACKET_MAX,
+        );
+        connection.send(&encoded(&response), self.deadline)?;
+        loop {
+            let packet = connection.packet()?;
+            let challenge = match packet.first() {
+                Some(&OK) => return Ok(()),
+                Some(&ERROR) => return Err(self.refused(rejection(&packet, 0))),
+                Some(&SWITCH) if packet.len() > 1 => {
+                    let request: AuthSwitchRequest<'_> = ParseBuf(&packet).parse(()).map_err(|_| unreadable())?;
+                    plugin = request.auth_plugin().into_owned();
+                    procedure = self.begin(&plugin, is_encrypted)?;
+                    nonce = request.plugin_data().to_vec();
+                    nonce.clone()
+                }
+                Some(&MORE_DATA) => {
+                    if packet[1..] == WANTS_PASSWORD {
+                        self.check_password_may_be_sent(&plugin, is_encrypted)?;
+                    }
+                    packet[1..].to_vec()
+                }
+                _ => return Err(unreadable()),
+            };
+            let secrets = Secrets { password: password.as_bytes(), nonce: &nonce };
+            let answer = procedure.run(secrets, &challenge).map_err(|_| unreadable())?;
+            if let Some(data) = answer.data() {
+                connection.send(data, self.deadline)?;
+            }
+        }
+    }
+
+    /// Begins an authentication of this kind, unless it would send the password to any server that asks for it.
+    fn begin(
+        &self,
+        plugin: &AuthPlugin<'_>,
+        is_encrypted: bool,
+    ) -> Result<mysql_common::auth::plugins::AuthProc, Failure> {
+        match plugin {
+            AuthPlugin::MysqlNativePassword | AuthPlugin::CachingSha2Password => {}
+            AuthPlugin::MysqlClearPassword | AuthPlugin::Sha256Password => {
+                self.check_password_may_be_sent(plugin, is_encrypted)?;
+            }
+            _ => {
+                let name = String::from_utf8_lossy(plugin.as_bytes()).into_owned();
+                return Err(Failure::lasting(format!(
+                    "wants the authentication {name}, which lockrun does not know; let the user have \
+                     mysql_native_password or caching_sha2_password"
+                )));
+            }
+        }
+        plugin.init().map_err(|_| unreadable())
+    }
+
+    /// Fails unless the password itself may be sent: to a server that a certificate has proved to be the one that the URL
+    /// names, or to any that speaks TLS if the URL says that this is enough, and the server's own proof is a hash.
+    fn check_password_may_be_sent(&self, plugin: &AuthPlugin<'_>, is_encrypted: bool) -> Result<(), Failure> {
+        let Server { encryption, .. } = self.server;
+        let is_enough = matches!(encryption, Encryption::Required(_)) && *plugin != AuthPlugin::MysqlClearPassword;
+        if is_encrypted && (encryption.verifies() || is_enough) {
+            return Ok(());
+        }
+        Err(Failure::lasting(
+            "wants the password itself, and any server could: it has not proved by a certificate which one it is. Write \
+             tls=verify-identity in the store's URL, and ca=FILE if the authority is your own (a MySQL makes one for \
+             itself, ca.pem in its data: tls=verify-ca&ca=FILE); or tls=required if the network is safe",
+        ))
+    }
+
+    /// Returns the failure of a login that the server has refused.
+    fn refused(&self, failure: Failure) -> Failure {
+        let Failure::Rejected(ServerError { code, message, .. }) = &failure else { return failure };
+        let advice = match code {
+            // ER_ACCESS_DENIED_ERROR, ER_ACCESS_DENIED_NO_PASSWORD_ERROR
+            1045 | 1698 if self.server.password.is_none() => {
+                "; check the user and the password: in the store's URL, in MYSQL_PWD or in ~/.my.cnf"
+            }
+            1045 | 1698 => "; check the user and the password",
+            // ER_DBACCESS_DENIED_ERROR, ER_BAD_DB_ERROR
+            1044 | 1049 => "; name a database in the store's URL that exists and that the user may use",
+            // ER_HOST_NOT_PRIVILEGED, ER_HOST_IS_BLOCKED
+            1130 => "; it has no user for connections from this machine",
+            1129 => "; mariadb-admin flush-hosts there, or TRUNCATE performance_schema.host_cache, ends that",
+            // ER_SECURE_TRANSPORT_REQUIRED
+            3159 => "; write tls=required in the store's URL, or better tls=verify-identity",
+            // ER_ACCOUNT_HAS_BEEN_LOCKED, of MySQL and of MariaDB; ER_MUST_CHANGE_PASSWORD_LOGIN
+            3118 | 4151 => "; ALTER USER … ACCOUNT UNLOCK there",
+            1862 => "; give the user a new password",
+            _ => return failure,
+        };
+        Failure::lasting(format!("refused the login: {message}{advice}"))
+    }
+}
+
+/// Returns whether the length of the nonce in a greeting is one with which mysql_common can compute: it takes the byte
+/// for a signed one, and subtracts from it.
+fn has_sane_nonce(greeting: &[u8]) -> bool {
+    // The length follows the version of the protocol, that of the server and a zero, and twenty bytes.
+    let end = greeting.iter().skip(1).position(|byte| *byte == 0);
+    end.and_then(|end| greeting.get(1 + end + 1 + 20)).is_some_and(|length| *length < 128)
+}
+
+fn unreadable() -> Failure {
+    Failure::UnexpectedReply("its authentication is not in its protocol")
+}
+
+fn encoded(packet: &impl MySerialize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    packet.serialize(&mut bytes);
+    bytes
+}
