@@ -5,8 +5,8 @@
 //! began, so it stands in a statement behind those that may have to wait. The rules are applied here. The second trip
 //! writes what has changed and commits.
 //!
-//! Whoever writes a row of the queue, except by prolonging its own place, has locked the row of the lock before. So no
-//! two operations wait for each other.
+//! An operation writes rows of the queue only while it has locked the row of the lock. The one exception is a waiter that
+//! prolongs its own place, and locks nothing else. So no two operations wait for each other in a circle.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ pub(super) fn transaction(answer_by: Moment) -> Batch {
     let mut batch = Batch::default();
     batch.add(format!(
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', SESSION autocommit = 1, \
-         SESSION completion_type = 'NO_CHAIN', SESSION wait_timeout = 1, SESSION net_write_timeout = 1, SESSION innodb_lock_wait_timeout = {seconds}, \
-         SESSION lock_wait_timeout = {seconds} /*M!, SESSION max_statement_time = {:.3} */",
+         SESSION completion_type = 'NO_CHAIN', SESSION wait_timeout = 1, SESSION net_write_timeout = 1, \
+         SESSION innodb_lock_wait_timeout = {seconds}, SESSION lock_wait_timeout = {seconds} /*M!, SESSION max_statement_time = {:.3} */",
         left.as_secs_f64().min(31_536_000.0)
     ));
     batch.add("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
@@ -140,7 +140,7 @@ impl Transactions for MysqlStore {
     /// An abandoned transaction would keep the row locked.
     fn abandon(&mut self, attempt: Attempt<'_>, _: &Failure) {
         if let Some(connection) = self.connection.as_mut().filter(|connection| !connection.is_broken) {
-            // If that fails, the connection is broken, and its session is ended before the next request.
+            // If that fails, the connection is broken, and the server ends the session.
             let _ = connection.roll_back(attempt.answer_by);
         }
     }

@@ -53,7 +53,8 @@ impl Place {
 }
 
 impl MysqlStore {
-    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting. Returns the answer that we wait; or `None` if we do not wait, or must look at the lock.
+    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting. Returns the
+    /// answer that we wait; or `None` if we do not wait, or must look at the lock.
     pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(number) = self.place.as_ref().map(|place| place.number) else { return Ok(None) };
         let (locks, waiters) = (self.tables.locks.clone(), self.tables.waiters.clone());
