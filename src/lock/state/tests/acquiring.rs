@@ -100,6 +100,17 @@ fn asked_again_by_hand_a_run_keeps_its_lease() {
 }
 
 #[test]
+fn a_store_learns_whether_a_lease_begins() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    for by_hand in [false, true] {
+        let claim = Claim { by_hand, ..claim("a", 1) };
+        let applied = lock.state.acquire(&ask(&claim), &lock.world).expect("a fence is left");
+        assert_eq!(applied.begins_lease, !by_hand, "a lease that ends as before may be a new one all the same");
+    }
+}
+
+#[test]
 fn asked_again_a_revoked_lease_is_whole() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
