@@ -51,8 +51,7 @@ impl Encryption {
             _ if value == *full => Encryption::Required(Verification::Full),
             _ => {
                 return Err(format!(
-                    "has {} {parameter} that is none of {never}, {if_offered}, {required}, {authority} and {full}",
-                    if parameter.starts_with(['a', 's']) { "an" } else { "a" }
+                    "has a value of {parameter} that is none of {never}, {if_offered}, {required}, {authority} and {full}"
                 ));
             }
         };

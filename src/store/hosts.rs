@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::RetryClass;
-use super::StoreError;
 use super::failure::{Failure, Rejection};
+use super::{RetryClass, StoreError};
 use crate::net::endpoint::Endpoint;
 use crate::sys::clock::Moment;
 

@@ -98,9 +98,9 @@ impl Answer {
 pub(super) struct Batch(Vec<String>);
 
 impl Batch {
-    /// Returns a statement that is to be carried out by itself, whatever the settings of the session are. Its answer is
-    /// the second one.
-    pub(super) fn single(statement: impl Into<String>) -> Self {
+    /// Returns statements outside of a transaction of ours, the first of them this one, whatever the settings of the
+    /// session are. The first answer is that to our own settings.
+    pub(super) fn outside(statement: impl Into<String>) -> Self {
         let mut batch = Batch::default();
         batch.add("SET SESSION autocommit = 1, SESSION completion_type = 'NO_CHAIN'");
         batch.add(statement);

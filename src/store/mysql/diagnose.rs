@@ -142,7 +142,7 @@ fn rows(store: &mut MysqlStore, statement: &str) -> Result<Vec<Row>, Failure> {
     let deadline = Moment::now() + store.timeout;
     let connection = store.connected_in_time(deadline)?;
     connection.roll_back(deadline)?;
-    let mut answers = connection.run(&Batch::single(statement), deadline)?;
+    let mut answers = connection.run(&Batch::outside(statement), deadline)?;
     Ok(answers.pop().map(|answer| answer.rows).unwrap_or_default())
 }
 

@@ -19,7 +19,7 @@ impl MysqlStore {
             Keys::After(key) => (">", bytes(key)),
         };
         let page = format!("FROM {locks} WHERE k {operator} {key} ORDER BY k LIMIT {PAGE}");
-        let mut batch = Batch::single("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ");
+        let mut batch = Batch::outside("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ");
         batch.add("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY");
         let facts_at = batch.add(format!("SELECT {NOW}, (SELECT MAX(version) FROM {version})"));
         let records_at = batch.add(format!("SELECT k, state {page}"));

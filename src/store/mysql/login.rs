@@ -65,7 +65,8 @@ impl Context for Secrets<'_> {
         false
     }
 
-    /// Whether the password itself may be sent. It is asked only after [`Login::may_send_password`] has said so.
+    /// Whether the password itself may be sent. It is asked only after
+    /// [`Login::check_password_may_be_sent`].
     fn is_tls_transport(&self) -> bool {
         true
     }

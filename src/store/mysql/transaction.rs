@@ -338,7 +338,7 @@ impl MysqlStore {
     /// Creates the tables that are missing.
     fn create_tables(&mut self, deadline: Moment) -> Result<(), Failure> {
         let (creation, server) = (self.tables.creation(), self.server.clone());
-        let mut batch = Batch::single("SET SESSION lock_wait_timeout = 5");
+        let mut batch = Batch::outside("SET SESSION lock_wait_timeout = 5");
         for statement in creation {
             batch.add(statement);
         }

@@ -147,7 +147,7 @@ mod tests {
             ("mysql://h:0/db", "port that is not"),
             ("mysql://h/db?tables=a-b", "no beginning of a table's name"),
             ("mysql://h/db?tables=a%60b", "no beginning of a table's name"),
-            ("mysql://h/db?tls=on", "has a tls that is none of disabled"),
+            ("mysql://h/db?tls=on", "has a value of tls that is none of disabled"),
             ("mysql://h/db?tls=verify-ca", "without ca"),
             ("mysql://h/db?tls=preferred&ca=/a", "use verify-identity"),
             ("mysql://h/db?tls=disabled&cert=/c&key=/k", "does not use"),

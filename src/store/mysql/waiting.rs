@@ -11,7 +11,7 @@ use super::schema::bytes;
 use super::transaction::{NOW, transaction};
 use crate::lock::state::{ASKS_PER_PLACE, Ahead, LockState, millis};
 use crate::store::engine::{View, Wait, read_state};
-use crate::store::{Claim, Held, Wakeup};
+use crate::store::{Claim, Held, RetryClass, Wakeup};
 use crate::sys::clock::Moment;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
 
@@ -147,7 +147,7 @@ impl MysqlStore {
         let (locks, waiters) = (self.tables.locks.clone(), self.tables.waiters.clone());
         let Some(number) = self.place.as_ref().map(|place| place.number) else { return Ok(Some(Wakeup::AskAgain)) };
         let key = bytes(claim.key.as_str());
-        let batch = Batch::single(format!(
+        let batch = Batch::outside(format!(
             "SELECT (SELECT state FROM {locks} WHERE k = {key}), \
              (SELECT COUNT(*) FROM (SELECT 1 FROM {waiters} WHERE k = {key} AND place < {number} LIMIT {NEAR}) AS ahead)"
         ));
@@ -167,7 +167,6 @@ impl MysqlStore {
 /// Returns whether an operation may succeed at once after this failure of a statement that a waiter has sent: it opens
 /// a new connection, and creates the tables, or tells what is wrong with them.
 fn may_be_overcome(failure: &Failure) -> bool {
-    use crate::store::RetryClass;
     match failure {
         Failure::Rejected(rejection) => {
             rejection.lacks_tables()

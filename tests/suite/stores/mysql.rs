@@ -111,10 +111,10 @@ fn a_replica_is_passed_over() {
     // An administrator may write there all the same.
     at(&one.url_as("root", "tls=disabled")).command(["true"]).run().exited(69).said("takes no writes");
     at(&url).command(["echo", "ran"]).run().exited(0).printed("ran\n");
-    let waits = at(&url).args(["--wait", "--store-retry", "1m"]);
+    let waits = at(&url).args(["--wait", "-v", "--store-retry", "1m"]);
     other.ask("SET GLOBAL read_only = 1");
     let mut run = waits.command(["echo", "ran"]).spawn();
-    eventually(LONG, "it has asked", || one.count("SELECT COUNT(*) FROM information_schema.PROCESSLIST") > 0);
+    run.wait_for_stderr("trying again");
     one.ask("SET GLOBAL read_only = 0");
     eventually(LONG, "the run has ended", || run.has_ended());
     run.wait().exited(0).printed("ran\n");
@@ -143,6 +143,34 @@ fn a_deadlock_costs_no_run() {
     holder.end();
     for run in [first, second] {
         run.wait().exited(0).printed("ran\n");
+    }
+}
+
+// "What is read after the wait": an operation that has to wait for the row of another waiter goes by the time after it.
+// By an earlier one, a place that was prolonged meanwhile would seem to last too long, and be cut short.
+#[test]
+fn the_clock_is_read_behind_every_wait() {
+    let store = Store::mariadb();
+    let mariadb = store.as_mariadb().expect("it is one");
+    let holder = Holder::new(&store, "clock");
+    let waiter = || Lockrun::new(&store).key("clock").arg("--wait").command(["true"]).spawn();
+    let first = waiter();
+    until_waiting(&store, "clock", 1);
+    mariadb.ask("START TRANSACTION");
+    mariadb.ask("UPDATE lockrun_waiters SET ends_ms = ends_ms + 1");
+    let second = waiter();
+    let waits = || mariadb.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'").trim().ends_with("|1");
+    eventually(LONG, "it waits for the row of the first one", waits);
+    // The clocks' own milliseconds differ.
+    mariadb.ask("SELECT SLEEP(0.05)");
+    let freed_ms = mariadb.count("SELECT FLOOR(UNIX_TIMESTAMP(NOW(6)) * 1000)");
+    mariadb.ask("COMMIT");
+    until_waiting(&store, "clock", 2);
+    let joined = "SELECT JSON_VALUE(CONVERT(waiter USING utf8mb4), '$.joined_ms') FROM lockrun_waiters";
+    assert!(mariadb.count(&format!("{joined} ORDER BY place DESC LIMIT 1")) >= freed_ms);
+    holder.end();
+    for run in [first, second] {
+        run.wait().exited(0).silent();
     }
 }
 
