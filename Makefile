@@ -67,8 +67,9 @@ chaos: $(binary)
 	$(tested) --test suite -- --nocapture \
 		chaos::whatever_happens::$(STORE) chaos::failovers::$(STORE) chaos::full_disks::$(STORE)
 
+# Several at once: also a lockrun that hardly gets a processor must end its command.
 storms: export SECONDS_PER_STORE ?= 240
-storms: export RUST_TEST_THREADS ?= 1
+storms: export RUST_TEST_THREADS ?= $(shell expr 4 '*' $$(nproc))
 storms: $(binary)
 	scripts/install-test-deps
 	$(tested) --test suite -- chaos::storms::of_short_lived_processes::$(STORE) --nocapture

@@ -6,6 +6,7 @@ use super::actors::{Port, nanos};
 use super::world::{Event, MILLISECOND, Nanos, RunId, Side, World};
 use crate::lock::ending::Ending;
 use crate::supervise::Processes;
+use crate::sys::clock::Moment;
 
 /// The cause of death of a process that ends on its own.
 const BY_ITSELF: i32 = 0;
@@ -181,7 +182,7 @@ impl Processes for SimulatedTree {
         !its.any(|process| process.is_alive && process.parent == Some(self.side))
     }
 
-    fn terminate(&self) {
+    fn terminate(&self, _until: Moment) {
         Port::current().world().terminate_command(self.run);
     }
 

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::ops::ControlFlow;
 use std::os::fd::{AsFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
@@ -31,30 +30,30 @@ impl ProcAccess {
         Ok(ProcAccess { children, keeps_spare: are_needed, spare: RefCell::new(spare) })
     }
 
-    /// Calls `look_at` with the process id of each child of the main thread, dead ones included, the newest last, until
-    /// it breaks off. Returns `false` if not all could be listed: the kernel may have no such list
-    /// (CONFIG_PROC_CHILDREN).
+    /// Returns the process ids of the main thread's children, dead ones included, the newest last; `None` if not all
+    /// could be listed: the kernel may have no such list (CONFIG_PROC_CHILDREN).
     ///
     /// As long as this process reaps none of its children meanwhile, none that was there at the beginning is left out.
-    pub(super) fn each_child(&self, mut look_at: impl FnMut(pid_t) -> ControlFlow<()>) -> bool {
-        let Some(list) = &self.children else { return false };
+    pub(super) fn children(&self) -> Option<Vec<pid_t>> {
+        let list = self.children.as_ref()?;
+        let mut found = Vec::new();
         // The kernel returns a page at most.
         let mut page = [0; 4096];
         let (mut offset, mut pid): (u64, pid_t) = (0, 0);
         loop {
             let length = match list.read_at(&mut page, offset) {
-                Ok(0) => return true,
+                Ok(0) => return Some(found),
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return false,
+                Err(_) => return None,
             };
             offset += length as u64;
             // A number may begin in one page and end in the next one.
             for byte in &page[..length] {
                 if byte.is_ascii_digit() {
                     pid = pid.saturating_mul(10).saturating_add(pid_t::from(byte - b'0'));
-                } else if pid != 0 && look_at(std::mem::take(&mut pid)).is_break() {
-                    return true;
+                } else if pid != 0 {
+                    found.push(std::mem::take(&mut pid));
                 }
             }
         }
@@ -110,13 +109,10 @@ mod tests {
         let thread = unsafe { libc::gettid() };
         let list = File::open(process::children_of(own_pid(), thread)).expect("the kernel has the list");
         let access = ProcAccess { children: Some(list), keeps_spare: false, spare: RefCell::new(None) };
-        let mut found = HashSet::new();
-        let are_listed = access.each_child(|pid| {
-            assert!(found.insert(pid), "{pid} twice");
-            ControlFlow::Continue(())
-        });
-        assert!(are_listed);
-        found
+        let found = access.children().expect("the list can be read");
+        let different: HashSet<pid_t> = found.iter().copied().collect();
+        assert_eq!(found.len(), different.len(), "one is listed twice");
+        different
     }
 
     #[test]
@@ -144,6 +140,6 @@ mod tests {
     #[test]
     fn without_a_list_nothing_is_listed() {
         let access = ProcAccess { children: None, keeps_spare: false, spare: RefCell::new(None) };
-        assert!(!access.each_child(|_| panic!("there is none")));
+        assert_eq!(access.children(), None);
     }
 }

@@ -16,6 +16,7 @@ use libc::pid_t;
 use nix::errno::Errno;
 
 use crate::sys::children as own_children;
+use crate::sys::clock::Moment;
 
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,27 +142,35 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 /// and none of them has children. `None` if /proc does not show them, or if the list might be incomplete, because no
 /// more files can be opened.
 ///
-/// Processes that are created or orphaned meanwhile may be missing.
-pub(super) fn descendants(root: pid_t, left_out: impl Fn(Process) -> bool) -> Option<Vec<Process>> {
+/// Processes that are created or orphaned meanwhile may be missing. With `until`, so may those that are not found until
+/// then; the newest children of each process are looked at first.
+pub(super) fn descendants(
+    root: pid_t,
+    until: Option<Moment>,
+    left_out: impl Fn(Process) -> bool,
+) -> Option<Vec<Process>> {
     if !are_visible().ok()? {
         return None;
     }
     if Path::new(&children_of(own_pid(), own_pid())).exists() {
-        below(root, left_out).ok()
+        below(root, until, left_out).ok()
     } else {
         among_all(root, left_out).ok()
     }
 }
 
 /// Finds them by the kernel's lists of each process's children. The cost depends on the number of descendants alone.
-fn below(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
+fn below(root: pid_t, until: Option<Moment>, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
     let (mut found, mut seen) = (Vec::new(), HashSet::from([root]));
     // Processes whose parent ends meanwhile become children of `root`, so its children are listed again in the end.
     for _ in 0..2 {
         let mut next = found.len();
         let mut parent = read_if_there(root)?;
         while let Some(process) = parent {
-            for pid in children(process)? {
+            for pid in children(process)?.into_iter().rev() {
+                if until.is_some_and(|until| Moment::now() >= until) {
+                    return Ok(found);
+                }
                 if seen.insert(pid) && !own_children::has_ended(pid) {
                     found.extend(read_if_there(pid)?.filter(|child| !left_out(*child)));
                 }
@@ -303,9 +312,9 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        let found = descendants(parent, |_| false).expect("/proc is there");
+        let found = descendants(parent, None, |_| false).expect("/proc is there");
         assert!(found.iter().any(|process| process.pid == me));
-        let none = descendants(parent, |process| process.pid == me).expect("/proc is there");
+        let none = descendants(parent, None, |process| process.pid == me).expect("/proc is there");
         assert!(!none.iter().any(|process| process.pid == me));
     }
 
@@ -316,7 +325,7 @@ mod tests {
         while !own_children::has_ended(pid) {
             std::thread::yield_now();
         }
-        let found = descendants(own_pid(), |_| false).expect("/proc is there");
+        let found = descendants(own_pid(), None, |_| false).expect("/proc is there");
         assert!(!found.iter().any(|process| process.pid == pid));
         child.wait().expect("our own child");
     }
@@ -335,12 +344,12 @@ mod tests {
             pids
         };
         // A program that is just being executed may still have another process's name, but not another parent.
-        let by_lists = pids(below(root, |_| false));
+        let by_lists = pids(below(root, None, |_| false));
         assert_eq!(by_lists.len(), 4);
         assert_eq!(by_lists, pids(among_all(root, |_| false)));
         let subshell = read(by_lists[1]).expect("it is there");
         let is_left_out = |process: Process| process.pid == subshell.pid;
-        assert_eq!(pids(below(root, is_left_out)), pids(among_all(root, is_left_out)));
+        assert_eq!(pids(below(root, None, is_left_out)), pids(among_all(root, is_left_out)));
         // SAFETY: a plain system call; our own child leads the group.
         unsafe { libc::kill(-root, libc::SIGKILL) };
         shell.wait().expect("our own child");

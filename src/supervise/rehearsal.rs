@@ -9,7 +9,6 @@
 
 #![allow(unsafe_code)]
 
-use std::ops::ControlFlow;
 use std::ptr;
 
 use super::proc_access::ProcAccess;
@@ -25,7 +24,7 @@ pub fn call_what_ends_a_command() {
     let access = ProcAccess::open(true);
     process::rehearse();
     if let Ok(access) = access {
-        access.each_child(|_| ControlFlow::Continue(()));
+        access.children();
     }
     // SAFETY: plain system calls that have no effect: this process is no child of its own, signal 0 is none, and
     // nothing is polled or advised.

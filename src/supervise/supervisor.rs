@@ -63,8 +63,8 @@ pub trait Processes {
     /// Returns whether no process is left.
     fn is_gone(&self) -> bool;
 
-    /// Sends TERM to all processes.
-    fn terminate(&self);
+    /// Sends TERM to all processes that are found until `until`.
+    fn terminate(&self, until: Moment);
 
     /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to
     /// wait before that, until the processes have died: not if more of them kept appearing.
@@ -84,6 +84,8 @@ pub struct Supervisor<P = Tree> {
     stage: StopStage,
     /// The first KILL was sent, and [`Supervisor::take_unreported_kill`] has not reported it yet.
     unreported_kill: bool,
+    /// When to reap more children that have ended.
+    reap_at: Option<Moment>,
     /// [`Supervisor::is_newly_stuck`] has reported that some processes are stuck.
     has_reported_stuck: bool,
 }
@@ -116,6 +118,7 @@ impl<P: Processes> Supervisor<P> {
             is_lost: false,
             stage: StopStage::Running,
             unreported_kill: false,
+            reap_at: None,
             has_reported_stuck: false,
         }
     }
@@ -131,6 +134,7 @@ impl<P: Processes> Supervisor<P> {
             is_lost: false,
             stage: StopStage::Running,
             unreported_kill: false,
+            reap_at: None,
             has_reported_stuck: false,
         };
         supervisor.end(StopReason::Unguarded, now);
@@ -144,6 +148,9 @@ impl<P: Processes> Supervisor<P> {
 
     /// Returns when to call [`Self::proceed`] next, if nothing happens until then.
     pub fn wakes_at(&self) -> Option<Moment> {
+        if self.reap_at.is_some() {
+            return self.reap_at;
+        }
         let lapses_at = self.lease.map(|lease| lease.term_at);
         match self.stage {
             StopStage::Running => lapses_at.into_iter().chain(self.stop_at).min(),
@@ -222,7 +229,7 @@ impl<P: Processes> Supervisor<P> {
             _ => now + self.kill_after,
         };
         if kill_at > now {
-            self.tree.terminate();
+            self.tree.terminate(self.bounded(kill_at));
         }
         self.stage = StopStage::Terminating { why, kill_at };
     }
@@ -298,7 +305,7 @@ impl Supervisor {
     /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped,
     /// if that has changed.
     pub(super) fn reap(&mut self) -> Option<JobState> {
-        self.tree.reap();
+        self.reap_at = self.tree.reap().is_behind.then(Moment::now);
         self.tree.take_job_state_change()
     }
 }

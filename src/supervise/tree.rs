@@ -12,7 +12,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
-use std::ops::ControlFlow;
 use std::ptr;
 use std::time::Duration;
 
@@ -35,6 +34,13 @@ use crate::sys::signals::{self, Missed};
 /// signals again, and reaps the dead.
 const KILLING_MAX: Duration = Duration::from_millis(20);
 
+/// How many dead children are reaped before this process looks at its messages, signals and deadlines again. More may
+/// die than it reaps meanwhile.
+const REAPED_AT_ONCE: usize = 128;
+
+/// The longest time for which COMMAND's processes are searched to relay a signal to them.
+const SEARCH_TO_RELAY: Duration = Duration::from_millis(500);
+
 /// How long after the first KILL to search for processes below those that do not die.
 const SEARCH_AFTER: Duration = Duration::from_millis(20);
 
@@ -47,8 +53,8 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the first KILL dead children are reaped at the latest, although others do not die.
 const REAP_AFTER: Duration = Duration::from_secs(5);
 
-/// If there are more children than this, the dead ones are reaped although others do not die; so many at a time.
-const CHILDREN_MAX: usize = 4096;
+/// If there are more children than this, the dead ones are reaped although others do not die.
+const CHILDREN_MAX: usize = 1024;
 
 /// COMMAND's process tree.
 #[derive(Debug)]
@@ -80,9 +86,20 @@ pub struct Tree {
     killing: Option<Killing>,
 }
 
+/// What [`Tree::reap`] has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reaped {
+    /// COMMAND has changed its state.
+    heard_of_command: bool,
+    /// Dead children may be left, so it must be called again.
+    pub(super) is_behind: bool,
+}
+
 /// The state of the killing, from the first KILL on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Killing {
+    /// The children that have got KILL and are not reaped yet.
+    killed: HashSet<pid_t>,
     /// When to search for processes below those that do not die.
     search_at: Moment,
     /// Until then, dead children are not reaped while others live.
@@ -96,9 +113,7 @@ struct Killing {
 enum Children {
     /// New ones kept appearing.
     Appearing,
-    /// The time was over before all had been seen. The dead ones, which are listed first, are in the way.
-    TooMany,
-    /// All of them are dead, so only they themselves are left to be reaped.
+    /// All of them are dead, as far as there was time to look, and can be reaped.
     Dead,
     /// All have got KILL, and some are not dead yet.
     Dying,
@@ -191,7 +206,8 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        self.send(signal, |process| process::group(process.pid) == self.group || process.pid == self.command);
+        let is_meant = |process: &Process| process::group(process.pid) == self.group || process.pid == self.command;
+        self.send(signal, Moment::now() + SEARCH_TO_RELAY, is_meant);
     }
 
     /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg`
@@ -199,13 +215,13 @@ impl Tree {
     /// next Ctrl-Z, which a relayed CONT must not undo.
     fn wants_continuing(&mut self) -> bool {
         let was_stopped = matches!(self.job_state, JobState::Stopped { .. });
-        let heard = self.reap();
-        was_stopped && !heard
+        was_stopped && !self.reap().heard_of_command
     }
 
     /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped
     /// processes also get CONT after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
-    fn send(&self, signal: c_int, is_meant: impl Fn(&Process) -> bool) {
+    /// Processes outside COMMAND's group get it if they are found until `until`.
+    fn send(&self, signal: c_int, until: Moment, is_meant: impl Fn(&Process) -> bool) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
         if group_has_it && signal != libc::SIGTERM {
@@ -216,7 +232,7 @@ impl Tree {
             return;
         }
         let send_to_all = || {
-            let found = self.search()?;
+            let found = self.search(Some(until))?;
             let meant: Vec<_> = found.iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
             for process in meant.iter().filter(|process| !group_has_it || process::group(process.pid) != self.group) {
                 process.signal(signal, &found);
@@ -237,44 +253,44 @@ impl Tree {
         }
     }
 
-    /// Reaps every child that has ended, unless the killing of others goes on, and records whether COMMAND was stopped
-    /// or continued. Never waits. Returns whether COMMAND has changed its state.
+    /// Reaps the children that have ended, up to [`REAPED_AT_ONCE`], unless the killing of others goes on, and records
+    /// whether COMMAND was stopped or continued. Never waits.
     ///
     /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and
     /// inherits all orphans. Children of other threads (the getent that looks up the server's name) are neither reaped
     /// nor ended here, and do not count: those threads wait for them.
-    pub(super) fn reap(&mut self) -> bool {
-        let mut heard = false;
-        if self.killing.is_some_and(|killing| !killing.may_reap) {
-            return heard;
+    pub(super) fn reap(&mut self) -> Reaped {
+        let mut reaped = Reaped::default();
+        if self.killing.as_ref().is_some_and(|killing| !killing.may_reap) {
+            return reaped;
         }
-        let mut reaped = 0;
-        // Others may die faster than they are reaped: then it is better to kill again.
-        while self.killing.is_none() || reaped < CHILDREN_MAX {
-            reaped += 1;
+        for _ in 0..REAPED_AT_ONCE {
             let mut status = 0;
             let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
             // SAFETY: plain system call that writes one status.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
+            if let Some(killing) = &mut self.killing {
+                killing.killed.remove(&pid);
+            }
             match pid {
                 0 => {
-                    // InheritedChildren children may outlive the tree; then only /proc shows whether COMMAND's
+                    // Inherited children may outlive the tree; then only /proc shows whether COMMAND's
                     // processes are gone.
                     let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
                     self.gone = may_be_gone && !self.inherited.is_empty() && self.has_only_inherited();
-                    return heard;
+                    return reaped;
                 }
                 -1 if Errno::last() == Errno::EINTR => {}
                 -1 => {
                     self.gone = true;
-                    return heard;
+                    return reaped;
                 }
                 pid if Some(pid) == self.dying_parent => {
                     self.dying_parent = self.dying_parent.filter(|_| ending(status).is_none());
                 }
                 pid if pid != self.command || self.ended.is_some() => {}
                 _ => {
-                    heard = true;
+                    reaped.heard_of_command = true;
                     let job_state = if libc::WIFSTOPPED(status) {
                         JobState::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
                     } else {
@@ -288,7 +304,7 @@ impl Tree {
                 }
             }
         }
-        heard
+        Reaped { is_behind: true, ..reaped }
     }
 
     /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
@@ -321,49 +337,56 @@ impl Tree {
 
     /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<pid_t> {
-        let found = self.access.with_spare(|| self.search()).unwrap_or_default();
+        let found = self.access.with_spare(|| self.search(None)).unwrap_or_default();
         found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
-    /// Sends KILL to every child of this process that may be COMMAND's, and to those that it inherits meanwhile from
-    /// others, until none is new, for [`KILLING_MAX`] at most. Also returns how many children there are.
+    /// Sends KILL to every child of this process that may be COMMAND's and is not among the `killed`, and to those that
+    /// it inherits meanwhile from others, until none is new, or until [`KILLING_MAX`] is over. Also returns how many
+    /// children there are.
+    ///
+    /// Each list is gone through to its end, however late it is by then: on a busy machine this process may get a
+    /// processor so seldom that the time is always over. It is gone through from the newest child: that one may live
+    /// for a millisecond, and thousands of dead ones may be listed before it.
     ///
     /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
     /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
-    fn kill_children(&self) -> (Children, usize) {
+    fn kill_children(&self, killed: &mut HashSet<pid_t>) -> (Children, usize) {
         let until = Moment::now() + KILLING_MAX;
-        let mut known = HashSet::new();
         loop {
-            let (mut is_any_new, mut are_dead, mut is_cut) = (false, true, false);
-            let are_listed = self.access.each_child(|pid| {
-                let is_new = known.insert(pid);
-                if self.may_be_commands(pid) && !children::has_ended(pid) {
-                    are_dead = false;
-                    // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
-                    // another user's.
-                    is_any_new |= is_new && unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
+            let Some(mut children) = self.access.children() else { return (Children::Unknown, 0) };
+            children.reverse();
+            let mut is_any_new = false;
+            for &pid in &children {
+                if killed.contains(&pid) || !self.may_be_commands(pid) {
+                    continue;
                 }
-                is_cut = Moment::now() >= until;
-                if is_cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-            let found = match (are_listed, is_any_new) {
-                (false, _) => Children::Unknown,
-                _ if is_cut => Children::TooMany,
-                (true, true) if Moment::now() >= until => Children::Appearing,
-                (true, true) => continue,
-                (true, false) if are_dead => Children::Dead,
-                (true, false) => Children::Dying,
+                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
+                // another user's.
+                if unsafe { libc::kill(pid, libc::SIGKILL) } == 0 {
+                    is_any_new = true;
+                    killed.insert(pid);
+                }
+            }
+            if is_any_new && Moment::now() < until {
+                continue;
+            }
+            let has_ended = |&pid: &pid_t| !self.may_be_commands(pid) || children::has_ended(pid);
+            let found = match is_any_new {
+                true => Children::Appearing,
+                false if children.iter().take_while(|_| Moment::now() < until).all(has_ended) => Children::Dead,
+                false => Children::Dying,
             };
-            return (found, known.len());
+            return (found, children.len());
         }
     }
 
-    /// Sends KILL to the processes below those that do not die, or below the dying parent. To the children, too, if
-    /// they were not killed.
+    /// Sends KILL to the processes below those that do not die, or below the dying parent, as far as they are found
+    /// within [`KILLING_MAX`]. To the children, too, if they were not killed.
     fn kill_found(&self, are_children_killed: bool) {
         let me = own_pid();
         self.access.with_spare(|| {
-            let found = self.search().unwrap_or_default();
+            let found = self.search(Some(Moment::now() + KILLING_MAX)).unwrap_or_default();
             let is_left = |process: &&Process| !(process.is_dead() || are_children_killed && process.parent == me);
             for process in found.iter().filter(is_left) {
                 process.signal(libc::SIGKILL, &found);
@@ -381,24 +404,20 @@ impl Tree {
     /// child, or below one.
     fn has_only_inherited(&self) -> bool {
         let is_dead = |pid| process::read(pid).is_some_and(Process::is_dead);
-        let mut has_only = true;
-        let look_at = |pid| {
-            has_only = !self.may_be_commands(pid) || is_dead(pid);
-            if has_only { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        };
-        let are_listed = self.access.with_spare(|| self.access.each_child(look_at));
-        if are_listed {
+        let has_only =
+            |children: Vec<pid_t>| children.into_iter().all(|pid| !self.may_be_commands(pid) || is_dead(pid));
+        if let Some(has_only) = self.access.with_spare(|| self.access.children().map(has_only)) {
             return has_only;
         }
-        self.access.with_spare(|| self.search()).is_some_and(|found| found.into_iter().all(Process::is_dead))
+        self.access.with_spare(|| self.search(None)).is_some_and(|found| found.into_iter().all(Process::is_dead))
     }
 
-    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; `None` if /proc does
-    /// not show them.
-    fn search(&self) -> Option<Vec<Process>> {
+    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; of those that were
+    /// found until `until`, if that is given. `None` if /proc does not show them.
+    fn search(&self, until: Option<Moment>) -> Option<Vec<Process>> {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
-        process::descendants(me, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
+        process::descendants(me, until, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
     }
 }
 
@@ -412,21 +431,26 @@ impl Processes for Tree {
     }
 
     /// Sends TERM to all processes, and CONT to the stopped ones, which would not handle TERM otherwise.
-    fn terminate(&self) {
-        self.send(libc::SIGTERM, |_| true);
+    fn terminate(&self, until: Moment) {
+        self.send(libc::SIGTERM, until, |_| true);
     }
 
     fn kill(&mut self) -> bool {
         let now = Moment::now();
-        let first = Killing { search_at: now + SEARCH_AFTER, reaps_at: now + REAP_AFTER, may_reap: false };
-        let mut killing = self.killing.unwrap_or(first);
+        let mut killing = self.killing.take().unwrap_or_else(|| Killing {
+            killed: HashSet::new(),
+            search_at: now + SEARCH_AFTER,
+            reaps_at: now + REAP_AFTER,
+            may_reap: false,
+        });
         // The whole group in one call, which no fork can outrun.
         self.signal_group(libc::SIGKILL);
         self.signal_command(libc::SIGKILL);
         // To recognise inherited children, files of /proc are read.
         let reads_proc = !self.inherited.is_empty();
+        let killed = &mut killing.killed;
         let (found, count) =
-            if reads_proc { self.access.with_spare(|| self.kill_children()) } else { self.kill_children() };
+            if reads_proc { self.access.with_spare(|| self.kill_children(killed)) } else { self.kill_children(killed) };
         // The others become children when those die: there is nothing to search for, unless that takes long.
         let now = Moment::now();
         if found == Children::Unknown || found == Children::Dying && now >= killing.search_at {
@@ -434,10 +458,9 @@ impl Processes for Tree {
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
-        // A process that gets little of a processor would otherwise see fewer and fewer of the living ones, while the
-        // dead pile up until the machine has no process id left.
-        let are_in_the_way = matches!(found, Children::Dead | Children::TooMany | Children::Unknown);
-        killing.may_reap = are_in_the_way || now >= killing.reaps_at || count > CHILDREN_MAX;
+        // The dead would otherwise pile up until the machine has no process id left.
+        let are_dead = matches!(found, Children::Dead | Children::Unknown);
+        killing.may_reap = are_dead || now >= killing.reaps_at || count > CHILDREN_MAX;
         self.killing = Some(killing);
         matches!(found, Children::Dying | Children::Unknown)
     }

@@ -17,7 +17,7 @@ impl Processes for Unkillable {
         false
     }
 
-    fn terminate(&self) {}
+    fn terminate(&self, _until: Moment) {}
 
     fn kill(&mut self) -> bool {
         true
