@@ -109,7 +109,8 @@ on_every_lease_store!(a_request_that_arrives_after_the_wait_gets_nothing, |store
     for closes in [false, true] {
         let proxy = &store.proxy();
         let holder = Holder::new(store, "late");
-        let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "6s", "--store-timeout", "1s"]);
+        // More than the time for which a server of MariaDB may keep the lock's row after a request that was cut off.
+        let call = Lockrun::at(&proxy.url()).key("late").args(["--wait", "6s", "--store-timeout", "2s"]);
         let mut waiter = call.arg("-v").command(["true"]).spawn();
         // Not only until its row is there: the answer to that request must have arrived.
         waiter.wait_for_stderr("waiting");

@@ -2,7 +2,6 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
 
 use crate::support::Lockrun;
 use crate::support::fake::{Fake, Manner};
@@ -10,16 +9,18 @@ use crate::support::fake::{Fake, Manner};
 /// How many keys a page has.
 const PAGE: u64 = 500;
 
-/// Returns a page with these keys, after which there are more.
+/// Returns a page with these keys, after which there are more. It is put together as text: hundreds of them are needed.
 fn page(keys: impl Iterator<Item = u64>) -> Vec<u8> {
+    // What all keys end with. Their beginning has a multiple of three bytes, so both can be encoded on their own.
+    let end = STANDARD.encode(format!("-{}", "x".repeat(400)));
     let kv = |number: u64| {
-        let key = format!("lockrun/state/{number:016}-{}", "x".repeat(400));
-        json!({ "key": STANDARD.encode(key), "mod_revision": "3" })
+        let beginning = STANDARD.encode(format!("lockrun/state/{number:016}"));
+        format!(r#"{{"key":"{beginning}{end}","mod_revision":"3"}}"#)
     };
-    let kvs: Vec<Value> = keys.map(kv).collect();
-    let header = json!({ "cluster_id": "1", "member_id": "1", "revision": "5", "raft_term": "2" });
-    let responses = json!([{ "response_range": { "kvs": kvs, "more": true } }]);
-    let body = json!({ "header": header, "succeeded": true, "responses": responses }).to_string();
+    let kvs = keys.map(kv).collect::<Vec<_>>().join(",");
+    let header = r#"{"cluster_id":"1","member_id":"1","revision":"5","raft_term":"2"}"#;
+    let responses = format!(r#"[{{"response_range":{{"kvs":[{kvs}],"more":true}}}}]"#);
+    let body = format!(r#"{{"header":{header},"succeeded":true,"responses":{responses}}}"#);
     let date = "Date: Fri, 27 Nov 2026 20:00:00 GMT";
     format!("HTTP/1.1 200 OK\r\n{date}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }

@@ -109,7 +109,7 @@ fn endless(keys: impl Fn(usize) -> Vec<String> + Send + Sync + 'static) -> Impos
             return stream.write_all(&welcome());
         }
         let keys = keys(pages.fetch_add(1, Ordering::Relaxed));
-        let rows: Vec<u8> = keys.iter().flat_map(|key| row(&[key, "{}"])).collect();
+        let rows = keys.iter().map(|key| row(&[key, "{}"])).collect::<Vec<_>>().concat();
         let answers = [
             answer(&row(&[""]), "SELECT 1", true),
             answer(&rows, "SELECT 500", true),
@@ -126,7 +126,8 @@ fn endless(keys: impl Fn(usize) -> Vec<String> + Send + Sync + 'static) -> Impos
 #[test]
 fn pages_without_end() {
     let page = |number: usize, length: usize| -> Vec<String> {
-        (0..500).map(|at| format!("{number:08}-{at:03}{}", "x".repeat(length))).collect()
+        let end = "x".repeat(length);
+        (0..500).map(|at| format!("{number:08}-{at:03}{end}")).collect()
     };
     let limit = "128 MiB";
     let cases: [(Impostor, &str); 5] = [

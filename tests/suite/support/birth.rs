@@ -4,6 +4,7 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -11,7 +12,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{Pid, close, setpgid, setsid};
+use nix::unistd::{Pid, close, getpid, getsid, setpgid, setsid};
 
 /// The initial state of a process. The default: a process group of its own, no terminal, every signal at its default
 /// and none blocked, whatever the state of the test runner.
@@ -19,7 +20,7 @@ use nix::unistd::{Pid, close, setpgid, setsid};
 /// The process has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each
 /// session a group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy
 /// processors, Linux 6.18 made processes that could run wait for seconds; with one session it does not.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq)]
 pub(crate) struct Birth {
     /// Standard input is a terminal, and becomes the controlling terminal of a session of the process's own.
     pub(crate) terminal: bool,
@@ -44,6 +45,12 @@ pub(crate) struct Birth {
 impl Birth {
     /// Makes `command` start in this state.
     pub(crate) fn prepare(self, command: &mut Command) {
+        // Without a closure the standard library need not copy this process, which takes longer than all that most
+        // commands do.
+        if self == Self::default() && passes_on_nothing() {
+            command.process_group(0);
+            return;
+        }
         let filter = filter(&self.refused, &self.fatal);
         // SAFETY: between fork and exec the closure only makes system calls, on values that it owns: no allocation, no
         // lock.
@@ -105,6 +112,33 @@ impl Birth {
         }
         Ok(())
     }
+}
+
+/// Makes this process, once, pass on none of its own signal dispositions, descriptors and terminal to the processes that
+/// it starts. Returns false if it cannot give up its terminal, because it leads the session.
+fn passes_on_nothing() -> bool {
+    static CAN_PASS_ON_NOTHING: LazyLock<bool> = LazyLock::new(|| {
+        if getsid(None) == Ok(getpid()) {
+            return false;
+        }
+        give_up_terminal();
+        // The standard library itself ignores PIPE, and opens every descriptor so that it is closed by exec.
+        for number in (1..=64).filter(|number| *number != libc::SIGPIPE) {
+            // SAFETY: the record is initialised by the call that reads it, if that succeeds; no handler is installed.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                if libc::sigaction(number, std::ptr::null(), &raw mut action) == 0
+                    && action.sa_sigaction == libc::SIG_IGN
+                {
+                    libc::signal(number, libc::SIG_DFL);
+                }
+            }
+        }
+        // SAFETY: plain integers.
+        unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+        true
+    });
+    *CAN_PASS_ON_NOTHING
 }
 
 /// Gives up the controlling terminal that this process has from the test runner, if it has one.

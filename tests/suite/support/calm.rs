@@ -2,13 +2,15 @@
 //!
 //! On a busy machine a process that could run may wait for a processor for seconds. A waiter that waits for so long is
 //! passed over, and a lease that its holder cannot renew is lost, as they should be. So a contract that failed only in
-//! its times, while processes waited for a processor, is tried again. A contract that failed in any other way, such as
-//! by two runs at once, is not: it must hold on every machine.
+//! its times, while processes waited for a processor, is tried again, and no other contract begins before that attempt
+//! has ended. A contract that failed in any other way, such as by two runs at once, is not: it must hold on every
+//! machine.
 
 use std::cell::Cell;
 use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, panic_any, resume_unwind};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,9 @@ const ATTEMPTS: u32 = 4;
 
 /// The machine is busy if some process waited for a processor for more than this fraction of the time: one in so many.
 const BUSY: u32 = 4;
+
+/// Held by an attempt after the first, so that it does not meet with the same load again.
+static CALM: Mutex<()> = Mutex::new(());
 
 /// The payload of a panic about a time, or a consequence of one.
 struct Late(String);
@@ -68,6 +73,9 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
 pub(crate) fn judge(contract: impl Fn()) {
     assert!(!IS_JUDGED.get(), "this contract is judged as a part of another one");
     for attempt in 1.. {
+        // A first attempt only waits for its turn.
+        let calm = CALM.lock().unwrap_or_else(PoisonError::into_inner);
+        let _calm = (attempt > 1).then_some(calm);
         let watch = Watch::start();
         IS_JUDGED.set(true);
         let tried = catch_unwind(AssertUnwindSafe(&contract));

@@ -67,7 +67,7 @@ pub(crate) fn row(values: &[&str]) -> Vec<u8> {
     let count = u16::try_from(values.len()).expect("few columns").to_be_bytes();
     let value =
         |text: &&str| [&u32::try_from(text.len()).expect("a short text").to_be_bytes(), text.as_bytes()].concat();
-    message(b'D', &[&count[..], &values.iter().flat_map(value).collect::<Vec<u8>>()].concat())
+    message(b'D', &[&count[..], &values.iter().map(value).collect::<Vec<_>>().concat()].concat())
 }
 
 /// Returns the answer to a statement: these rows, and whether a transaction is open then.

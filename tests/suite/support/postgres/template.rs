@@ -4,6 +4,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use nix::unistd::Uid;
 use tempfile::TempDir;
@@ -19,7 +20,8 @@ const EXTENSION: &str = "CREATE EXTENSION pg_stat_statements";
 
 /// Copies the data of an empty server to this path, which must not exist yet.
 pub(super) fn copy_to(data: &Path) {
-    output_of(Command::new("cp").arg("-a").arg(template()).arg(data));
+    static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(template);
+    output_of(Command::new("cp").arg("-a").arg(&*TEMPLATE).arg(data));
 }
 
 /// Returns its path, and creates it if necessary. It is in Cargo's target directory, so that `cargo clean` removes it,
