@@ -120,4 +120,25 @@ mod tests {
             assert!(!ascends(key, next), "{key} {next}");
         }
     }
+
+    #[test]
+    fn another_page_is_read_after_a_full_one() {
+        let page = |length: usize| -> Vec<Stored> {
+            let stored = |at| Stored { key: format!("{at:04}"), record: String::new(), queue: Vec::new(), now_ms: 0 };
+            (0..length).map(stored).collect()
+        };
+        for (length, next) in [(0, None), (PAGE - 1, None), (PAGE, Some(format!("{:04}", PAGE - 1)))] {
+            let mut pages = TablePages::of(None);
+            let read = pages.next(|_, _| Ok::<_, Failure<()>>(page(length)));
+            assert_eq!(read.ok().flatten().map(|page| page.len()), Some(length));
+            let mut after = None;
+            let read = |keys: &Keys, _: usize| {
+                let Keys::After(key) = keys else { panic!("one key") };
+                after = Some(key.clone());
+                Ok::<_, Failure<()>>(Vec::new())
+            };
+            assert!(pages.next(read).is_ok());
+            assert_eq!(after, next, "after {length}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod queue;
 mod releasing;
 mod revoking;
 mod sequences;
+mod still_waiting;
 
 use std::collections::HashSet;
 use std::time::Duration;
