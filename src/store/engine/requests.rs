@@ -89,8 +89,8 @@ impl<R: Records> Store for R {
     /// If this fails, the lease expires, if the claim got one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
-        // The request that is cancelled has already used its own time.
-        let timeout = (self.timeout() / 2).max(self.row_kept_for());
+        // The request that is cancelled has already used its own time, unless it was another process's.
+        let timeout = if in_flight { self.timeout() } else { self.timeout() / 2 }.max(self.row_kept_for());
         // `may_be_done` stays as it is: a request of the claim may still be carried out.
         let matters = in_flight || claim.request.is_some() || *self.may_be_done() || self.is_waiting();
         let cancel = |state: &mut LockState, view: &View| {

@@ -273,6 +273,8 @@ impl Store for RedisStore {
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request
     /// under that may acquire the lock, but so may the user's next one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
+        // The request that is cancelled has already used its own time, unless it was another process's.
+        let timeout = if in_flight { self.timeout } else { self.timeout / 2 };
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be in the store.
         let matters = self.is_in_store || in_flight;
@@ -283,8 +285,6 @@ impl Store for RedisStore {
         let mut script = self.script(&RELEASE, &claim.key, &claim.token);
         let script = script.arg("").arg(u8::from(voids_late_requests)).arg("cancel").arg(0).arg(0);
         let script = script.arg(request(claim)).take();
-        // Those who wait for lockrun to end have already waited for the request to time out.
-        let timeout = self.timeout / 2;
         let reply =
             if matters { self.run_until_answered(&script, timeout) } else { self.run_unless_full(&script, timeout) };
         reply.is_ok()
