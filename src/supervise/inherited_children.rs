@@ -17,7 +17,7 @@
 use libc::pid_t;
 
 use super::proc_access::ProcAccess;
-use super::process::{self, Process, own_pid};
+use super::process::{self, Found, Process, own_pid};
 use crate::sys::children;
 
 /// The descendants that this process had before COMMAND started. Usually none.
@@ -41,9 +41,9 @@ impl InheritedChildren {
     /// lead its own group.
     pub(super) fn note(own_group: bool, access: &ProcAccess) -> Self {
         let look = || process::descendants(own_pid(), None, |_| false);
-        let found = if children::are_there() { access.with_spare(look) } else { None };
+        let found = if children::are_there() { access.with_spare(look) } else { Found::default() };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
-        let processes = found.into_iter().flatten().map(known).collect();
+        let processes = found.processes.into_iter().map(known).collect();
         InheritedChildren { processes, group: own_group.then(own_group_id) }
     }
 

@@ -137,39 +137,49 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Returns all descendants of `root`, parents before children, but without those that `left_out` selects and their
-/// descendants. Those that have ended may be among them, but for the children of this process: there may be thousands,
-/// and none of them has children. `None` if /proc does not show them, or if the list might be incomplete, because no
-/// more files can be opened.
-///
-/// Processes that are created or orphaned meanwhile may be missing. With `until`, so may those that are not found until
-/// then; the newest children of each process are looked at first.
-pub(super) fn descendants(
-    root: pid_t,
-    until: Option<Moment>,
-    left_out: impl Fn(Process) -> bool,
-) -> Option<Vec<Process>> {
-    if !are_visible().ok()? {
-        return None;
-    }
-    if Path::new(&children_of(own_pid(), own_pid())).exists() {
-        below(root, until, left_out).ok()
-    } else {
-        among_all(root, left_out).ok()
-    }
+/// The processes that a search has found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) processes: Vec<Process>,
+    /// Whether they are all that were there when the search began.
+    pub(super) is_complete: bool,
 }
 
-/// Finds them by the kernel's lists of each process's children. The cost depends on the number of descendants alone.
-fn below(root: pid_t, until: Option<Moment>, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
-    let (mut found, mut seen) = (Vec::new(), HashSet::from([root]));
+/// Finds all descendants of `root`, parents before children, but without those that `left_out` selects and their
+/// descendants. Those that have ended may be among them, but for the children of this process: there may be thousands,
+/// and none of them has children. The newest children of each process come first. The result is not complete if /proc
+/// does not show all processes, if no more files can be opened, or if `until`, where given, is over.
+///
+/// Processes that are created or orphaned meanwhile may be missing.
+pub(super) fn descendants(root: pid_t, until: Option<Moment>, left_out: impl Fn(Process) -> bool) -> Found {
+    let mut processes = Vec::new();
+    let found = &mut processes;
+    let is_over = || until.is_some_and(|until| Moment::now() >= until);
+    let is_complete = are_visible().and_then(|are_visible| match are_visible {
+        false => Ok(false),
+        true if Path::new(&children_of(own_pid(), own_pid())).exists() => below(root, is_over, left_out, found),
+        true => among_all(root, is_over, left_out, found),
+    });
+    Found { processes, is_complete: is_complete.unwrap_or(false) }
+}
+
+/// Finds them by the kernel's lists of each process's children, until the time `is_over`. Returns whether it was not.
+/// The cost depends on the number of descendants alone.
+fn below(
+    root: pid_t,
+    is_over: impl Fn() -> bool,
+    left_out: impl Fn(Process) -> bool,
+    found: &mut Vec<Process>,
+) -> io::Result<bool> {
+    let mut seen = HashSet::from([root]);
     // Processes whose parent ends meanwhile become children of `root`, so its children are listed again in the end.
     for _ in 0..2 {
         let mut next = found.len();
         let mut parent = read_if_there(root)?;
         while let Some(process) = parent {
             for pid in children(process)?.into_iter().rev() {
-                if until.is_some_and(|until| Moment::now() >= until) {
-                    return Ok(found);
+                if is_over() {
+                    return Ok(false);
                 }
                 if seen.insert(pid) && !own_children::has_ended(pid) {
                     found.extend(read_if_there(pid)?.filter(|child| !left_out(*child)));
@@ -179,7 +189,7 @@ fn below(root: pid_t, until: Option<Moment>, left_out: impl Fn(Process) -> bool)
             next += 1;
         }
     }
-    Ok(found)
+    Ok(true)
 }
 
 /// Returns the process ids of the children of `process`, which are listed for each of its threads; none if it has
@@ -209,22 +219,32 @@ pub(super) fn children_of(pid: pid_t, thread: pid_t) -> String {
 }
 
 /// Finds them by reading every process of the machine, where the kernel has no such lists.
-fn among_all(root: pid_t, left_out: impl Fn(Process) -> bool) -> io::Result<Vec<Process>> {
+fn among_all(
+    root: pid_t,
+    is_over: impl Fn() -> bool,
+    left_out: impl Fn(Process) -> bool,
+    found: &mut Vec<Process>,
+) -> io::Result<bool> {
     let mut children: HashMap<pid_t, Vec<Process>> = HashMap::new();
+    let mut is_complete = true;
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if is_over() {
+            is_complete = false;
+            break;
+        }
         if let Some(process) = read_if_there(pid)?.filter(|process| !left_out(*process)) {
             children.entry(process.parent).or_default().push(process);
         }
     }
-    let mut found = children.remove(&root).unwrap_or_default();
+    found.extend(children.remove(&root).unwrap_or_default());
     let mut next = 0;
     while let Some(process) = found.get(next) {
         let more = children.remove(&process.pid).unwrap_or_default();
         found.extend(more);
         next += 1;
     }
-    Ok(found)
+    Ok(is_complete)
 }
 
 /// Reads the process `pid` from /proc; `None` if it has ended. Fails if no descriptor or memory is left.
@@ -312,10 +332,11 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        let found = descendants(parent, None, |_| false).expect("/proc is there");
-        assert!(found.iter().any(|process| process.pid == me));
-        let none = descendants(parent, None, |process| process.pid == me).expect("/proc is there");
-        assert!(!none.iter().any(|process| process.pid == me));
+        let found = descendants(parent, None, |_| false);
+        assert!(found.is_complete && found.processes.iter().any(|process| process.pid == me));
+        let none = descendants(parent, None, |process| process.pid == me);
+        assert!(none.is_complete && !none.processes.iter().any(|process| process.pid == me));
+        assert!(!descendants(parent, Some(Moment::now()), |_| false).is_complete, "the time is over");
     }
 
     #[test]
@@ -325,8 +346,8 @@ mod tests {
         while !own_children::has_ended(pid) {
             std::thread::yield_now();
         }
-        let found = descendants(own_pid(), None, |_| false).expect("/proc is there");
-        assert!(!found.iter().any(|process| process.pid == pid));
+        let found = descendants(own_pid(), None, |_| false);
+        assert!(found.is_complete && !found.processes.iter().any(|process| process.pid == pid));
         child.wait().expect("our own child");
     }
 
@@ -338,18 +359,25 @@ mod tests {
         let mut ready = [0; 6];
         shell.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it is ready");
         let root = shell.id().cast_signed();
-        let pids = |found: io::Result<Vec<Process>>| {
-            let mut pids: Vec<pid_t> = found.expect("/proc is there").iter().map(|process| process.pid).collect();
+        let pids = |by_lists: bool, left_out: Option<pid_t>| {
+            let mut found = Vec::new();
+            let is_left_out = |process: Process| Some(process.pid) == left_out;
+            let is_complete = if by_lists {
+                below(root, || false, is_left_out, &mut found)
+            } else {
+                among_all(root, || false, is_left_out, &mut found)
+            };
+            assert!(is_complete.expect("/proc is there"));
+            let mut pids: Vec<pid_t> = found.iter().map(|process| process.pid).collect();
             pids.sort_unstable();
             pids
         };
         // A program that is just being executed may still have another process's name, but not another parent.
-        let by_lists = pids(below(root, None, |_| false));
+        let by_lists = pids(true, None);
         assert_eq!(by_lists.len(), 4);
-        assert_eq!(by_lists, pids(among_all(root, |_| false)));
-        let subshell = read(by_lists[1]).expect("it is there");
-        let is_left_out = |process: Process| process.pid == subshell.pid;
-        assert_eq!(pids(below(root, None, is_left_out)), pids(among_all(root, is_left_out)));
+        assert_eq!(by_lists, pids(false, None));
+        let subshell = Some(by_lists[1]);
+        assert_eq!(pids(true, subshell), pids(false, subshell));
         // SAFETY: a plain system call; our own child leads the group.
         unsafe { libc::kill(-root, libc::SIGKILL) };
         shell.wait().expect("our own child");

@@ -29,6 +29,9 @@ const KILL_STUCK_AGAIN: Duration = Duration::from_secs(1);
 /// still be at work.
 const GIVE_UP: Duration = Duration::from_secs(20);
 
+/// The longest time that relaying a signal may take.
+const RELAY: Duration = Duration::from_secs(1);
+
 /// Why lockrun or its guardian ended COMMAND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
@@ -67,7 +70,7 @@ pub trait Processes {
     fn terminate(&self, until: Moment);
 
     /// Sends KILL to all processes that it can reach now; it must be repeated until none is left. Returns whether to
-    /// wait before that, until the processes have died: not if more of them kept appearing.
+    /// wait before that, until the processes have died: not if more of them kept appearing, or only dead ones are left.
     fn kill(&mut self) -> bool;
 }
 
@@ -229,7 +232,7 @@ impl<P: Processes> Supervisor<P> {
             _ => now + self.kill_after,
         };
         if kill_at > now {
-            self.tree.terminate(self.bounded(kill_at));
+            self.tree.terminate(self.search_until(now, kill_at));
         }
         self.stage = StopStage::Terminating { why, kill_at };
     }
@@ -251,7 +254,8 @@ impl<P: Processes> Supervisor<P> {
         if self.descendants == Descendants::Leave || self.tree.is_gone() {
             return Some(Finished { command: Some(command), why: None, stuck: false });
         }
-        if self.descendants == Descendants::Kill {
+        // Those that are left may all be dead, and not reaped yet.
+        if self.descendants == Descendants::Kill && self.reap_at.is_none() {
             self.end(StopReason::LeftBehind, now);
         }
         None
@@ -284,6 +288,12 @@ impl<P: Processes> Supervisor<P> {
     fn bounded(&self, kill_at: Moment) -> Moment {
         self.lease.map_or(kill_at, |lease| kill_at.min(lease.kill_at))
     }
+
+    /// Returns until when to search for processes to signal, from `now` on, if all must be done at `at`, or when the
+    /// lease demands KILL. The other half of the time is for signalling them.
+    fn search_until(&self, now: Moment, at: Moment) -> Moment {
+        now + self.bounded(at).since(now) / 2
+    }
 }
 
 impl Supervisor {
@@ -299,7 +309,8 @@ impl Supervisor {
 
     /// Relays a signal that was sent to lockrun.
     pub(super) fn forward(&mut self, signal: c_int) {
-        self.tree.forward(signal);
+        let now = Moment::now();
+        self.tree.forward(signal, self.search_until(now, now + RELAY));
     }
 
     /// Reaps children that have ended, and notes those that have stopped. Returns whether COMMAND runs or is stopped,

@@ -22,7 +22,7 @@ use nix::sys::prctl;
 use super::ending;
 use super::inherited_children::{InheritedChildren, own_group_id};
 use super::proc_access::ProcAccess;
-use super::process::{self, Process, own_pid};
+use super::process::{self, Found, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
 use super::supervisor::Processes;
 use crate::lock::ending::Ending;
@@ -34,15 +34,16 @@ use crate::sys::signals::{self, Missed};
 /// signals again, and reaps the dead.
 const KILLING_MAX: Duration = Duration::from_millis(20);
 
-/// How many dead children are reaped before this process looks at its messages, signals and deadlines again. More may
-/// die than it reaps meanwhile.
-const REAPED_AT_ONCE: usize = 128;
-
-/// The longest time for which COMMAND's processes are searched to relay a signal to them.
-const SEARCH_TO_RELAY: Duration = Duration::from_millis(500);
+/// How many dead children are reaped at least, and for how long, before this process looks at its messages, signals and
+/// deadlines again: others may die faster than they are reaped. If the last round of KILL took longer, for so long.
+const REAPING: (usize, Duration) = (128, Duration::from_millis(5));
 
 /// How long after the first KILL to search for processes below those that do not die.
 const SEARCH_AFTER: Duration = Duration::from_millis(20);
+
+/// For how long to search the first time, and at the most. Each search that does not find all in its time is followed by
+/// one that has twice as long.
+const SEARCH: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(160));
 
 /// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
 const PAUSE_TO_SEARCH: u32 = 3;
@@ -102,8 +103,12 @@ struct Killing {
     killed: HashSet<pid_t>,
     /// When to search for processes below those that do not die.
     search_at: Moment,
+    /// For how long to search then.
+    search_for: Duration,
     /// Until then, dead children are not reaped while others live.
     reaps_at: Moment,
+    /// How long the last round took.
+    round: Duration,
     /// Whether to reap now.
     may_reap: bool,
 }
@@ -113,9 +118,9 @@ struct Killing {
 enum Children {
     /// New ones kept appearing.
     Appearing,
-    /// All of them are dead, as far as there was time to look, and can be reaped.
+    /// All of them are dead, so only they themselves are left to be reaped.
     Dead,
-    /// All have got KILL, and some are not dead yet.
+    /// All have got KILL, and some may not be dead yet.
     Dying,
     /// The kernel does not list them.
     Unknown,
@@ -198,7 +203,9 @@ impl Tree {
     ///
     /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means
     /// only COMMAND and its descendants in that group, because the group's other processes are not COMMAND's.
-    pub(super) fn forward(&mut self, signal: c_int) {
+    ///
+    /// Processes other than COMMAND and those in a group of its own get it if they are found until `until`.
+    pub(super) fn forward(&mut self, signal: c_int, until: Moment) {
         if signal == libc::SIGCONT && !self.own_group && !self.wants_continuing() {
             return;
         }
@@ -207,7 +214,7 @@ impl Tree {
             return;
         }
         let is_meant = |process: &Process| process::group(process.pid) == self.group || process.pid == self.command;
-        self.send(signal, Moment::now() + SEARCH_TO_RELAY, is_meant);
+        self.send(signal, until, is_meant);
     }
 
     /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg`
@@ -220,41 +227,35 @@ impl Tree {
 
     /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped
     /// processes also get CONT after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
-    /// Processes outside COMMAND's group get it if they are found until `until`.
+    /// Processes other than COMMAND and those in a group of its own get it if they are found until `until`.
     fn send(&self, signal: c_int, until: Moment, is_meant: impl Fn(&Process) -> bool) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
+        let is_in_group = |pid| process::group(pid) == self.group;
+        let command_has_it = group_has_it && is_in_group(self.command) || self.signal_command(signal);
         if group_has_it && signal != libc::SIGTERM {
-            // SAFETY: plain system call; at worst there is no such process.
-            if unsafe { libc::getpgid(self.command) } != self.group {
-                self.signal_command(signal);
-            }
             return;
         }
-        let send_to_all = || {
-            let found = self.search(Some(until))?;
-            let meant: Vec<_> = found.iter().filter(|process| !process.is_dead() && is_meant(process)).collect();
-            for process in meant.iter().filter(|process| !group_has_it || process::group(process.pid) != self.group) {
-                process.signal(signal, &found);
+        let send_to_others = || {
+            let found = self.search(Some(until));
+            let meant: Vec<_> = found.processes.iter().filter(|it| !it.is_dead() && is_meant(it)).collect();
+            let has_it = |pid| command_has_it && pid == self.command || group_has_it && is_in_group(pid);
+            for process in meant.iter().filter(|it| !has_it(it.pid)) {
+                process.signal(signal, &found.processes);
             }
-            for process in meant.iter().filter(|process| continues && process.is_stopped()) {
-                process.signal(libc::SIGCONT, &found);
+            for process in meant.iter().filter(|it| continues && it.is_stopped()) {
+                process.signal(libc::SIGCONT, &found.processes);
             }
-            Some(())
+            found.is_complete
         };
-        if self.access.with_spare(send_to_all).is_none() {
-            // /proc cannot be read. Only COMMAND and its group are known.
-            if !group_has_it {
-                self.signal_command(signal);
-            }
-            if continues && !self.signal_group(libc::SIGCONT) {
-                self.signal_command(libc::SIGCONT);
-            }
+        let are_all_found = self.access.with_spare(send_to_others);
+        if !are_all_found && continues && !self.signal_group(libc::SIGCONT) {
+            self.signal_command(libc::SIGCONT);
         }
     }
 
-    /// Reaps the children that have ended, up to [`REAPED_AT_ONCE`], unless the killing of others goes on, and records
-    /// whether COMMAND was stopped or continued. Never waits.
+    /// Reaps the children that have ended, COMMAND first, for about as long as [`REAPING`] says, unless the killing of
+    /// others goes on, and records whether COMMAND was stopped or continued. Never waits.
     ///
     /// As every method that looks for processes, this must be called by the main thread, which is COMMAND's parent and
     /// inherits all orphans. Children of other threads (the getent that looks up the server's name) are neither reaped
@@ -264,11 +265,22 @@ impl Tree {
         if self.killing.as_ref().is_some_and(|killing| !killing.may_reap) {
             return reaped;
         }
-        for _ in 0..REAPED_AT_ONCE {
+        let round = self.killing.as_ref().map_or(Duration::ZERO, |killing| killing.round);
+        let until = Moment::now() + REAPING.1.max(round);
+        let mut count = 0;
+        // Of COMMAND's own end this process must know before it decides whether to end it.
+        let mut whom = if self.own_child && self.ended.is_none() { self.command } else { -1 };
+        while count < REAPING.0 || Moment::now() < until {
+            count += 1;
             let mut status = 0;
             let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
             // SAFETY: plain system call that writes one status.
-            let pid = unsafe { libc::waitpid(-1, &raw mut status, options) };
+            let pid = unsafe { libc::waitpid(whom, &raw mut status, options) };
+            if whom != -1 && pid != whom {
+                whom = -1;
+                continue;
+            }
+            whom = -1;
             if let Some(killing) = &mut self.killing {
                 killing.killed.remove(&pid);
             }
@@ -312,12 +324,14 @@ impl Tree {
         self.unreported.take()
     }
 
-    /// Sends `signal` to COMMAND's own process, if it has not been reaped.
-    fn signal_command(&self, signal: c_int) {
-        if self.own_child && self.ended.is_none() {
+    /// Sends `signal` to COMMAND's own process, if it has not been reaped. Returns whether it did.
+    fn signal_command(&self, signal: c_int) -> bool {
+        let reaches = self.own_child && self.ended.is_none();
+        if reaches {
             // SAFETY: plain system call. The process is a child that is not reaped, so its id is not reused.
             unsafe { libc::kill(self.command, signal) };
         }
+        reaches
     }
 
     /// Sends `signal` to COMMAND's whole process group in one call, which no fork can outrun, if COMMAND leads its own
@@ -337,13 +351,13 @@ impl Tree {
 
     /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<pid_t> {
-        let found = self.access.with_spare(|| self.search(None)).unwrap_or_default();
+        let found = self.access.with_spare(|| self.search(None)).processes;
         found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
     /// Sends KILL to every child of this process that may be COMMAND's and is not among the `killed`, and to those that
-    /// it inherits meanwhile from others, until none is new, or until [`KILLING_MAX`] is over. Also returns how many
-    /// children there are.
+    /// it inherits meanwhile from others, until none is new, or until [`KILLING_MAX`] is over. Also returns whether there
+    /// are more children than [`CHILDREN_MAX`].
     ///
     /// Each list is gone through to its end, however late it is by then: on a busy machine this process may get a
     /// processor so seldom that the time is always over. It is gone through from the newest child: that one may live
@@ -351,10 +365,10 @@ impl Tree {
     ///
     /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
     /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
-    fn kill_children(&self, killed: &mut HashSet<pid_t>) -> (Children, usize) {
+    fn kill_children(&self, killed: &mut HashSet<pid_t>) -> (Children, bool) {
         let until = Moment::now() + KILLING_MAX;
         loop {
-            let Some(mut children) = self.access.children() else { return (Children::Unknown, 0) };
+            let Some(mut children) = self.access.children() else { return (Children::Unknown, false) };
             children.reverse();
             let mut is_any_new = false;
             for &pid in &children {
@@ -371,27 +385,30 @@ impl Tree {
             if is_any_new && Moment::now() < until {
                 continue;
             }
+            let are_many = children.len() > CHILDREN_MAX;
             let has_ended = |&pid: &pid_t| !self.may_be_commands(pid) || children::has_ended(pid);
             let found = match is_any_new {
                 true => Children::Appearing,
-                false if children.iter().take_while(|_| Moment::now() < until).all(has_ended) => Children::Dead,
+                // To look at many takes too long.
+                false if !are_many && children.iter().all(has_ended) => Children::Dead,
                 false => Children::Dying,
             };
-            return (found, children.len());
+            return (found, are_many);
         }
     }
 
-    /// Sends KILL to the processes below those that do not die, or below the dying parent, as far as they are found
-    /// within [`KILLING_MAX`]. To the children, too, if they were not killed.
-    fn kill_found(&self, are_children_killed: bool) {
+    /// Sends KILL to the processes below those that do not die, or below the dying parent, as far as they are found in
+    /// this time. To the children, too, if they were not killed. Returns whether all were found.
+    fn kill_found(&self, are_children_killed: bool, search_for: Duration) -> bool {
         let me = own_pid();
         self.access.with_spare(|| {
-            let found = self.search(Some(Moment::now() + KILLING_MAX)).unwrap_or_default();
+            let Found { processes, is_complete } = self.search(Some(Moment::now() + search_for));
             let is_left = |process: &&Process| !(process.is_dead() || are_children_killed && process.parent == me);
-            for process in found.iter().filter(is_left) {
-                process.signal(libc::SIGKILL, &found);
+            for process in processes.iter().filter(is_left) {
+                process.signal(libc::SIGKILL, &processes);
             }
-        });
+            is_complete
+        })
     }
 
     /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's
@@ -409,12 +426,13 @@ impl Tree {
         if let Some(has_only) = self.access.with_spare(|| self.access.children().map(has_only)) {
             return has_only;
         }
-        self.access.with_spare(|| self.search(None)).is_some_and(|found| found.into_iter().all(Process::is_dead))
+        let found = self.access.with_spare(|| self.search(None));
+        found.is_complete && found.processes.into_iter().all(Process::is_dead)
     }
 
-    /// Returns all descendants of this process that may be COMMAND's, but for its dead children; of those that were
-    /// found until `until`, if that is given. `None` if /proc does not show them.
-    fn search(&self, until: Option<Moment>) -> Option<Vec<Process>> {
+    /// Finds all descendants of this process that may be COMMAND's, but for its dead children, or those that it finds
+    /// until `until`.
+    fn search(&self, until: Option<Moment>) -> Found {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
         process::descendants(me, until, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
@@ -436,11 +454,13 @@ impl Processes for Tree {
     }
 
     fn kill(&mut self) -> bool {
-        let now = Moment::now();
+        let began = Moment::now();
         let mut killing = self.killing.take().unwrap_or_else(|| Killing {
             killed: HashSet::new(),
-            search_at: now + SEARCH_AFTER,
-            reaps_at: now + REAP_AFTER,
+            search_at: began + SEARCH_AFTER,
+            search_for: SEARCH.0,
+            reaps_at: began + REAP_AFTER,
+            round: Duration::ZERO,
             may_reap: false,
         });
         // The whole group in one call, which no fork can outrun.
@@ -449,20 +469,30 @@ impl Processes for Tree {
         // To recognise inherited children, files of /proc are read.
         let reads_proc = !self.inherited.is_empty();
         let killed = &mut killing.killed;
-        let (found, count) =
+        let (found, are_many) =
             if reads_proc { self.access.with_spare(|| self.kill_children(killed)) } else { self.kill_children(killed) };
+        killing.round = Moment::now().since(began).min(KILLING_MAX);
         // The others become children when those die: there is nothing to search for, unless that takes long.
         let now = Moment::now();
-        if found == Children::Unknown || found == Children::Dying && now >= killing.search_at {
-            self.kill_found(found == Children::Dying);
+        let is_search_due = match found {
+            Children::Unknown => true,
+            Children::Dying => now >= killing.search_at,
+            Children::Appearing => now >= killing.search_at.max(killing.reaps_at),
+            Children::Dead => false,
+        };
+        if is_search_due {
+            let is_complete = self.kill_found(found != Children::Unknown, killing.search_for);
+            if !is_complete {
+                killing.search_for = (killing.search_for * 2).min(SEARCH.1);
+            }
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
         }
-        // The dead would otherwise pile up until the machine has no process id left.
         let are_dead = matches!(found, Children::Dead | Children::Unknown);
-        killing.may_reap = are_dead || now >= killing.reaps_at || count > CHILDREN_MAX;
+        // Many would become more and more, until the machine has no process id left.
+        killing.may_reap = are_dead || are_many || now >= killing.reaps_at;
         self.killing = Some(killing);
-        matches!(found, Children::Dying | Children::Unknown)
+        matches!(found, Children::Dying | Children::Unknown) && !are_many
     }
 }
 

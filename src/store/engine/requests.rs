@@ -89,7 +89,7 @@ impl<R: Records> Store for R {
     /// If this fails, the lease expires, if the claim got one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
         let voids_late_requests = in_flight && claim.request.is_none();
-        // The request that is cancelled has already used its own time, unless it was another process's.
+        // A request of this process has already used its own time, one of another process has not.
         let timeout = if in_flight { self.timeout() } else { self.timeout() / 2 }.max(self.row_kept_for());
         // `may_be_done` stays as it is: a request of the claim may still be carried out.
         let matters = in_flight || claim.request.is_some() || *self.may_be_done() || self.is_waiting();

@@ -273,7 +273,7 @@ impl Store for RedisStore {
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request
     /// under that may acquire the lock, but so may the user's next one.
     fn cancel(&mut self, claim: &Claim, in_flight: bool) -> bool {
-        // The request that is cancelled has already used its own time, unless it was another process's.
+        // A request of this process has already used its own time, one of another process has not.
         let timeout = if in_flight { self.timeout } else { self.timeout / 2 };
         let in_flight = in_flight || self.in_flight;
         // Something of ours may be in the store.

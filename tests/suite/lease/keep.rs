@@ -190,7 +190,7 @@ on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
 on_every_lease_store!(a_tight_lease_is_refused_or_kept, |store| {
     let server = store.server();
     for kill_after in ["27s", "27.6s", "27.9s", "28.2s"] {
-        // A key for each: on a busy machine a run may leave its lock, as it says.
+        // Each run has its own key: on a busy machine a run may end without releasing its lock, and says so.
         let key = format!("tight-{kill_after}");
         let call = Lockrun::new(store).key(&key).args(["--ttl", "30s", "--kill-after", kill_after]);
         let call = call.args(["--renew-every", "0.9s", "--store-timeout", "0.6s"]);

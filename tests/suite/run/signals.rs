@@ -153,8 +153,7 @@ on_files_and_redis!(masks_and_dispositions_are_untouched, |store| {
         let call = Lockrun::new(store).key("masks").command(["grep", "^Sig[BIC]", "/proc/self/status"]).birth(Birth {
             ignored: ignored.clone(),
             blocked: blocked.clone(),
-            // Not the default: posix_spawn(3) would ignore the C library's own signals, sometimes.
-            umask: Some(0o022),
+            exact_signals: true,
             ..Birth::default()
         });
         let (alone, under) = (call.alone().exited(0), call.run().exited(0).silent());

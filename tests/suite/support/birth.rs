@@ -10,17 +10,19 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, close, getpid, getsid, setpgid, setsid};
 
 /// The initial state of a process. The default: a process group of its own, no terminal, every signal at its default
-/// and none blocked, whatever the state of the test runner.
+/// and none blocked, whatever the state of the test runner. (Except that posix_spawn(3) may ignore the two signals that
+/// the C library keeps for itself.)
 ///
 /// The process has a session of its own only if it has a terminal, or if the test asks for it: the kernel makes each
 /// session a group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy
 /// processors, Linux 6.18 made processes that could run wait for seconds; with one session it does not.
 #[derive(Clone, Default, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(crate) struct Birth {
     /// Standard input is a terminal, and becomes the controlling terminal of a session of the process's own.
     pub(crate) terminal: bool,
@@ -35,6 +37,8 @@ pub(crate) struct Birth {
     pub(crate) blocked: Vec<i32>,
     /// Descriptors that are closed.
     pub(crate) closed: Vec<i32>,
+    /// The two signals of the C library have their default, too.
+    pub(crate) exact_signals: bool,
     /// System calls that fail with this error, for the process and everything that it starts, as on an older kernel or
     /// in a sandbox.
     pub(crate) refused: Vec<(i64, Errno)>,
@@ -114,31 +118,29 @@ impl Birth {
     }
 }
 
-/// Makes this process, once, pass on none of its own signal dispositions, descriptors and terminal to the processes that
-/// it starts. Returns false if it cannot give up its terminal, because it leads the session.
+/// Returns whether this thread passes on no signal disposition, mask, descriptor or terminal of its own to the processes
+/// that it starts. Gives up this process's terminal for that.
 fn passes_on_nothing() -> bool {
-    static CAN_PASS_ON_NOTHING: LazyLock<bool> = LazyLock::new(|| {
-        if getsid(None) == Ok(getpid()) {
-            return false;
-        }
-        give_up_terminal();
-        // The standard library itself ignores PIPE, and opens every descriptor so that it is closed by exec.
-        for number in (1..=64).filter(|number| *number != libc::SIGPIPE) {
-            // SAFETY: the record is initialised by the call that reads it, if that succeeds; no handler is installed.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                if libc::sigaction(number, std::ptr::null(), &raw mut action) == 0
-                    && action.sa_sigaction == libc::SIG_IGN
-                {
-                    libc::signal(number, libc::SIG_DFL);
-                }
-            }
+    static PROCESS_PASSES_ON_NOTHING: LazyLock<bool> = LazyLock::new(|| {
+        // The leader of a session would end it with its terminal.
+        let can_give_up_terminal = getsid(None) != Ok(getpid());
+        if can_give_up_terminal {
+            give_up_terminal();
         }
         // SAFETY: plain integers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-        true
+        // The standard library resets PIPE itself.
+        can_give_up_terminal && (1..=64).filter(|number| *number != libc::SIGPIPE).all(|number| !is_ignored(number))
     });
-    *CAN_PASS_ON_NOTHING
+    *PROCESS_PASSES_ON_NOTHING && SigSet::thread_get_mask().is_ok_and(|mask| mask == SigSet::empty())
+}
+
+/// Returns whether this process ignores the signal of this number.
+fn is_ignored(number: i32) -> bool {
+    // SAFETY: all bits zero is a valid record; the call only reads the disposition.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    unsafe { libc::sigaction(number, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN }
 }
 
 /// Gives up the controlling terminal that this process has from the test runner, if it has one.
