@@ -40,7 +40,7 @@ impl InheritedChildren {
     /// Records the present descendants. Must be called before COMMAND starts; `own_group` says whether COMMAND will
     /// lead its own group.
     pub(super) fn note(own_group: bool, access: &ProcAccess) -> Self {
-        let look = || process::descendants(own_pid(), None, |_| false);
+        let look = || process::descendants(own_pid(), || false, |_| false);
         let found = if children::are_there() { access.with_spare(look) } else { Found::default() };
         let known = |Process { pid, .. }| Known { pid, started: process::started(pid) };
         let processes = found.processes.into_iter().map(known).collect();

@@ -16,7 +16,6 @@ use libc::pid_t;
 use nix::errno::Errno;
 
 use crate::sys::children as own_children;
-use crate::sys::clock::Moment;
 
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,13 +147,13 @@ pub(super) struct Found {
 /// Finds all descendants of `root`, parents before children, but without those that `left_out` selects and their
 /// descendants. Those that have ended may be among them, but for the children of this process: there may be thousands,
 /// and none of them has children. The newest children of each process come first. The result is not complete if /proc
-/// does not show all processes, if no more files can be opened, or if `until`, where given, is over.
+/// does not show all processes, if no more files can be opened, or if `is_over`, which is called before each process is
+/// read, has ended the search.
 ///
 /// Processes that are created or orphaned meanwhile may be missing.
-pub(super) fn descendants(root: pid_t, until: Option<Moment>, left_out: impl Fn(Process) -> bool) -> Found {
+pub(super) fn descendants(root: pid_t, is_over: impl FnMut() -> bool, left_out: impl Fn(Process) -> bool) -> Found {
     let mut processes = Vec::new();
     let found = &mut processes;
-    let is_over = || until.is_some_and(|until| Moment::now() >= until);
     let is_complete = are_visible().and_then(|are_visible| match are_visible {
         false => Ok(false),
         true if Path::new(&children_of(own_pid(), own_pid())).exists() => below(root, is_over, left_out, found),
@@ -163,11 +162,11 @@ pub(super) fn descendants(root: pid_t, until: Option<Moment>, left_out: impl Fn(
     Found { processes, is_complete: is_complete.unwrap_or(false) }
 }
 
-/// Finds them by the kernel's lists of each process's children, until the time `is_over`. Returns whether it was not.
-/// The cost depends on the number of descendants alone.
+/// Finds them by the kernel's lists of each process's children. Returns whether all were found. The cost depends on the
+/// number of descendants alone.
 fn below(
     root: pid_t,
-    is_over: impl Fn() -> bool,
+    mut is_over: impl FnMut() -> bool,
     left_out: impl Fn(Process) -> bool,
     found: &mut Vec<Process>,
 ) -> io::Result<bool> {
@@ -221,7 +220,7 @@ pub(super) fn children_of(pid: pid_t, thread: pid_t) -> String {
 /// Finds them by reading every process of the machine, where the kernel has no such lists.
 fn among_all(
     root: pid_t,
-    is_over: impl Fn() -> bool,
+    mut is_over: impl FnMut() -> bool,
     left_out: impl Fn(Process) -> bool,
     found: &mut Vec<Process>,
 ) -> io::Result<bool> {
@@ -332,11 +331,11 @@ mod tests {
     fn we_are_our_parents_descendant() {
         let me = pid_t::try_from(std::process::id()).expect("fits");
         let parent = read(me).expect("is there").parent;
-        let found = descendants(parent, None, |_| false);
+        let found = descendants(parent, || false, |_| false);
         assert!(found.is_complete && found.processes.iter().any(|process| process.pid == me));
-        let none = descendants(parent, None, |process| process.pid == me);
+        let none = descendants(parent, || false, |process| process.pid == me);
         assert!(none.is_complete && !none.processes.iter().any(|process| process.pid == me));
-        assert!(!descendants(parent, Some(Moment::now()), |_| false).is_complete, "the time is over");
+        assert!(!descendants(parent, || true, |_| false).is_complete, "it was over at once");
     }
 
     #[test]
@@ -346,7 +345,7 @@ mod tests {
         while !own_children::has_ended(pid) {
             std::thread::yield_now();
         }
-        let found = descendants(own_pid(), None, |_| false);
+        let found = descendants(own_pid(), || false, |_| false);
         assert!(found.is_complete && !found.processes.iter().any(|process| process.pid == pid));
         child.wait().expect("our own child");
     }

@@ -41,9 +41,9 @@ const REAPING: (usize, Duration) = (128, Duration::from_millis(5));
 /// How long after the first KILL to search for processes below those that do not die.
 const SEARCH_AFTER: Duration = Duration::from_millis(20);
 
-/// For how long to search the first time, and at the most. Each search that does not find all in its time is followed by
-/// one that has twice as long.
-const SEARCH: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(160));
+/// How many processes to read in the first such search, and at the most: below a dying parent there may be thousands of
+/// dead ones. Each search that has not found all is followed by one that reads twice as many.
+const SEARCH: (usize, usize) = (256, 16_384);
 
 /// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
 const PAUSE_TO_SEARCH: u32 = 3;
@@ -103,8 +103,8 @@ struct Killing {
     killed: HashSet<pid_t>,
     /// When to search for processes below those that do not die.
     search_at: Moment,
-    /// For how long to search then.
-    search_for: Duration,
+    /// How many processes to read then.
+    search_limit: usize,
     /// Until then, dead children are not reaped while others live.
     reaps_at: Moment,
     /// How long the last round took.
@@ -237,7 +237,7 @@ impl Tree {
             return;
         }
         let send_to_others = || {
-            let found = self.search(Some(until));
+            let found = self.search(|| Moment::now() >= until);
             let meant: Vec<_> = found.processes.iter().filter(|it| !it.is_dead() && is_meant(it)).collect();
             let has_it = |pid| command_has_it && pid == self.command || group_has_it && is_in_group(pid);
             for process in meant.iter().filter(|it| !has_it(it.pid)) {
@@ -351,7 +351,7 @@ impl Tree {
 
     /// Returns the ids of the living processes, as far as /proc shows them.
     pub(super) fn living(&self) -> Vec<pid_t> {
-        let found = self.access.with_spare(|| self.search(None)).processes;
+        let found = self.access.with_spare(|| self.search(|| false)).processes;
         found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
@@ -397,12 +397,13 @@ impl Tree {
         }
     }
 
-    /// Sends KILL to the processes below those that do not die, or below the dying parent, as far as they are found in
-    /// this time. To the children, too, if they were not killed. Returns whether all were found.
-    fn kill_found(&self, are_children_killed: bool, search_for: Duration) -> bool {
+    /// Sends KILL to the processes below those that do not die, or below the dying parent, of which it reads up to
+    /// `limit`. To the children, too, if they were not killed. Returns whether all were found.
+    fn kill_found(&self, are_children_killed: bool, limit: usize) -> bool {
         let me = own_pid();
+        let mut reads = 0..limit;
         self.access.with_spare(|| {
-            let Found { processes, is_complete } = self.search(Some(Moment::now() + search_for));
+            let Found { processes, is_complete } = self.search(|| reads.next().is_none());
             let is_left = |process: &&Process| !(process.is_dead() || are_children_killed && process.parent == me);
             for process in processes.iter().filter(is_left) {
                 process.signal(libc::SIGKILL, &processes);
@@ -426,16 +427,16 @@ impl Tree {
         if let Some(has_only) = self.access.with_spare(|| self.access.children().map(has_only)) {
             return has_only;
         }
-        let found = self.access.with_spare(|| self.search(None));
+        let found = self.access.with_spare(|| self.search(|| false));
         found.is_complete && found.processes.into_iter().all(Process::is_dead)
     }
 
-    /// Finds all descendants of this process that may be COMMAND's, but for its dead children, or those that it finds
-    /// until `until`.
-    fn search(&self, until: Option<Moment>) -> Found {
+    /// Finds all descendants of this process that may be COMMAND's, but for its dead children, unless the search
+    /// `is_over` before.
+    fn search(&self, is_over: impl FnMut() -> bool) -> Found {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
-        process::descendants(me, until, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
+        process::descendants(me, is_over, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
     }
 }
 
@@ -458,7 +459,7 @@ impl Processes for Tree {
         let mut killing = self.killing.take().unwrap_or_else(|| Killing {
             killed: HashSet::new(),
             search_at: began + SEARCH_AFTER,
-            search_for: SEARCH.0,
+            search_limit: SEARCH.0,
             reaps_at: began + REAP_AFTER,
             round: Duration::ZERO,
             may_reap: false,
@@ -481,9 +482,9 @@ impl Processes for Tree {
             Children::Dead => false,
         };
         if is_search_due {
-            let is_complete = self.kill_found(found != Children::Unknown, killing.search_for);
+            let is_complete = self.kill_found(found != Children::Unknown, killing.search_limit);
             if !is_complete {
-                killing.search_for = (killing.search_for * 2).min(SEARCH.1);
+                killing.search_limit = (killing.search_limit * 2).min(SEARCH.1);
             }
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
