@@ -281,7 +281,8 @@ fn a_fork_bomb_is_ended() {
         let call = call_of(uid, &store).args(["--ttl", "90s", "--max-runtime", "1s"]);
         let python = find_program("python3");
         let call = user.call(&call.command([python.to_str().expect("a plain path"), "-c", BOMB]));
-        let limits = vec![(Resource::RLIMIT_NPROC, 150, 150)];
+        // Few: each session gets as much of a processor as all other tests together (sched(7), "The autogroup feature").
+        let limits = vec![(Resource::RLIMIT_NPROC, 60, 60)];
         let mut run = call.birth(Birth { limits, ..Birth::default() }).spawn_alone();
         eventually(2 * LONG, "the run has ended", || run.has_ended());
         assert_eq!(run.processes(), Vec::<i32>::new(), "left behind");
