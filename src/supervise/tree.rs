@@ -41,9 +41,9 @@ const REAPING: (usize, Duration) = (128, Duration::from_millis(5));
 /// How long after the first KILL to search for processes below those that do not die.
 const SEARCH_AFTER: Duration = Duration::from_millis(20);
 
-/// How many processes to read in the first such search, and at the most: below a dying parent there may be thousands of
-/// dead ones. Each search that has not found all is followed by one that reads twice as many.
-const SEARCH: (usize, usize) = (256, 16_384);
+/// How many processes to read in the first such search: below a dying parent there may be thousands of dead ones. Each
+/// search that has not found all is followed by one that reads twice as many, so that in the end all are found.
+const SEARCH_FIRST: usize = 256;
 
 /// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
 const PAUSE_TO_SEARCH: u32 = 3;
@@ -459,7 +459,7 @@ impl Processes for Tree {
         let mut killing = self.killing.take().unwrap_or_else(|| Killing {
             killed: HashSet::new(),
             search_at: began + SEARCH_AFTER,
-            search_limit: SEARCH.0,
+            search_limit: SEARCH_FIRST,
             reaps_at: began + REAP_AFTER,
             round: Duration::ZERO,
             may_reap: false,
@@ -484,7 +484,7 @@ impl Processes for Tree {
         if is_search_due {
             let is_complete = self.kill_found(found != Children::Unknown, killing.search_limit);
             if !is_complete {
-                killing.search_limit = (killing.search_limit * 2).min(SEARCH.1);
+                killing.search_limit = killing.search_limit.saturating_mul(2);
             }
             let end = Moment::now();
             killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);

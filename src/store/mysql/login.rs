@@ -65,8 +65,7 @@ impl Context for Secrets<'_> {
         false
     }
 
-    /// Whether the password itself may be sent. It is asked only after
-    /// [`Login::check_password_may_be_sent`].
+    /// Whether the password itself may be sent. It is asked only after [`Login::check_password_may_be_sent`].
     fn is_tls_transport(&self) -> bool {
         true
     }

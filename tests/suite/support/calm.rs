@@ -3,8 +3,8 @@
 //! On a busy machine a process that could run may wait for a processor for seconds. A waiter that waits for so long is
 //! passed over, and a lease that its holder cannot renew is lost, as they should be. So a contract that failed only in
 //! its times, while processes waited for a processor, is tried again, and no other contract begins meanwhile; those
-//! that run already go on. A contract that failed in any other way, such as by two runs at once, is not: it must hold on every
-//! machine.
+//! that run already go on. A contract that failed in any other way, such as by two runs at once, is not: it must hold on
+//! every machine.
 
 use std::cell::Cell;
 use std::fs;

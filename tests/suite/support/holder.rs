@@ -77,12 +77,15 @@ pub(crate) fn write_script(directory: &Path, name: &str, text: &str) -> String {
     path.to_str().expect("a plain path").to_owned()
 }
 
-/// Returns whether a run could acquire the lock at this moment.
+/// Returns whether a run could acquire the lock at this moment. Fails if that run has left it, as it says then.
 #[track_caller]
 pub(crate) fn is_free(store: &Store, key: &str) -> bool {
     let output = Lockrun::new(store).key(key).arg("--fail").sh(":").run();
     match output.status {
-        Some(0) => true,
+        Some(0) => {
+            output.silent();
+            true
+        }
         Some(75) => false,
         _ => output.fail("neither free nor held"),
     }
