@@ -8,11 +8,13 @@
 pub mod entry;
 pub mod guardian;
 
+mod child;
 mod direct;
 mod exit;
 mod inherited_children;
 mod interpreter;
 mod job;
+mod killing;
 mod proc_access;
 mod process;
 mod rehearsal;

@@ -4,15 +4,10 @@
 //! setpgid(2). So the tree is gone exactly when the parent has no child left, apart from
 //! [inherited](super::inherited_children) ones.
 //!
-//! So, too, the tree is ended by killing the parent's own children again and again until there are none. That needs no
-//! search for the others, which would miss processes that live for less time than it takes. The kernel lists the
-//! children at once, however many other processes there are, and a child that is not reaped keeps its process id, so no
-//! other process can be hit.
+//! How it is ended: see [`super::killing`].
 
 #![allow(unsafe_code)]
 
-use std::collections::HashSet;
-use std::ptr;
 use std::time::Duration;
 
 use libc::{c_int, pid_t};
@@ -21,6 +16,7 @@ use nix::sys::prctl;
 
 use super::ending;
 use super::inherited_children::{InheritedChildren, own_group_id};
+use super::killing::Killing;
 use super::proc_access::ProcAccess;
 use super::process::{self, Found, Process, own_pid};
 use super::spawn::{self, Exec, Setup};
@@ -30,32 +26,9 @@ use crate::sys::children;
 use crate::sys::clock::Moment;
 use crate::sys::signals::{self, Missed};
 
-/// The longest time for which children are killed that keep appearing, before this process looks at its messages and
-/// signals again, and reaps the dead.
-const KILLING_MAX: Duration = Duration::from_millis(20);
-
 /// How many dead children are reaped at least, and for how long, before this process looks at its messages, signals and
 /// deadlines again: others may die faster than they are reaped. If the last round of KILL took longer, for so long.
 const REAPING: (usize, Duration) = (128, Duration::from_millis(5));
-
-/// How long after the first KILL to search for processes below those that do not die.
-const SEARCH_AFTER: Duration = Duration::from_millis(20);
-
-/// How many processes to read in the first such search: below a dying parent there may be thousands of dead ones. Each
-/// search that has not found all is followed by one that reads twice as many, so that in the end all are found.
-const SEARCH_FIRST: usize = 256;
-
-/// The pause between two such searches lasts this many times as long as the search, and at least [`SEARCH_AGAIN`].
-const PAUSE_TO_SEARCH: u32 = 3;
-
-/// The shortest pause between two such searches.
-const SEARCH_AGAIN: Duration = Duration::from_millis(50);
-
-/// How long after the first KILL dead children are reaped at the latest, although others do not die.
-const REAP_AFTER: Duration = Duration::from_secs(5);
-
-/// If there are more children than this, the dead ones are reaped although others do not die.
-const CHILDREN_MAX: usize = 1024;
 
 /// COMMAND's process tree.
 #[derive(Debug)]
@@ -83,7 +56,7 @@ pub struct Tree {
     missed: Missed,
     /// The descendants that this process had before. They are left alone.
     inherited: InheritedChildren,
-    access: ProcAccess,
+    pub(super) access: ProcAccess,
     killing: Option<Killing>,
 }
 
@@ -94,36 +67,6 @@ pub(super) struct Reaped {
     heard_of_command: bool,
     /// Dead children may be left, so it must be called again.
     pub(super) is_behind: bool,
-}
-
-/// The state of the killing, from the first KILL on.
-#[derive(Debug)]
-struct Killing {
-    /// The children that have got KILL and are not reaped yet.
-    killed: HashSet<pid_t>,
-    /// When to search for processes below those that do not die.
-    search_at: Moment,
-    /// How many processes to read then.
-    search_limit: usize,
-    /// Until then, dead children are not reaped while others live.
-    reaps_at: Moment,
-    /// How long the last round took.
-    round: Duration,
-    /// Whether to reap now.
-    may_reap: bool,
-}
-
-/// What is found in a round of KILL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Children {
-    /// New ones kept appearing.
-    Appearing,
-    /// All of them are dead, so only they themselves are left to be reaped.
-    Dead,
-    /// All have got KILL, and some may not be dead yet.
-    Dying,
-    /// The kernel does not list them.
-    Unknown,
 }
 
 /// Whether COMMAND runs or is stopped.
@@ -262,61 +205,60 @@ impl Tree {
     /// nor ended here, and do not count: those threads wait for them.
     pub(super) fn reap(&mut self) -> Reaped {
         let mut reaped = Reaped::default();
-        if self.killing.as_ref().is_some_and(|killing| !killing.may_reap) {
+        if self.killing.as_ref().is_some_and(|killing| !killing.may_reap()) {
             return reaped;
         }
-        let round = self.killing.as_ref().map_or(Duration::ZERO, |killing| killing.round);
+        let round = self.killing.as_ref().map_or(Duration::ZERO, Killing::last_round);
         let until = Moment::now() + REAPING.1.max(round);
-        let mut count = 0;
         // Of COMMAND's own end this process must know before it decides whether to end it.
-        let mut whom = if self.own_child && self.ended.is_none() { self.command } else { -1 };
+        if self.own_child && self.ended.is_none() {
+            reaped.heard_of_command = matches!(wait_for(self.command), Ok(Some(change)) if self.note(change));
+        }
+        let mut count = 0;
         while count < REAPING.0 || Moment::now() < until {
             count += 1;
-            let mut status = 0;
-            let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
-            // SAFETY: plain system call that writes one status.
-            let pid = unsafe { libc::waitpid(whom, &raw mut status, options) };
-            if whom != -1 && pid != whom {
-                whom = -1;
-                continue;
-            }
-            whom = -1;
-            if let Some(killing) = &mut self.killing {
-                killing.killed.remove(&pid);
-            }
-            match pid {
-                0 => {
+            match wait_for(-1) {
+                Ok(Some(change)) => reaped.heard_of_command |= self.note(change),
+                Ok(None) => {
                     // Inherited children may outlive the tree; then only /proc shows whether COMMAND's
                     // processes are gone.
                     let may_be_gone = self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child);
-                    self.gone = may_be_gone && !self.inherited.is_empty() && self.has_only_inherited();
+                    self.gone = may_be_gone && self.has_inherited() && self.has_only_inherited();
                     return reaped;
                 }
-                -1 if Errno::last() == Errno::EINTR => {}
-                -1 => {
+                Err(Errno::EINTR) => {}
+                Err(_) => {
                     self.gone = true;
                     return reaped;
-                }
-                pid if Some(pid) == self.dying_parent => {
-                    self.dying_parent = self.dying_parent.filter(|_| ending(status).is_none());
-                }
-                pid if pid != self.command || self.ended.is_some() => {}
-                _ => {
-                    reaped.heard_of_command = true;
-                    let job_state = if libc::WIFSTOPPED(status) {
-                        JobState::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
-                    } else {
-                        JobState::Running
-                    };
-                    if job_state != JobState::Running || job_state != self.job_state {
-                        self.unreported = Some(job_state);
-                    }
-                    self.job_state = job_state;
-                    self.ended = ending(status);
                 }
             }
         }
         Reaped { is_behind: true, ..reaped }
+    }
+
+    /// Notes that a child has ended, and so was reaped, or was stopped or continued. Returns whether it is COMMAND.
+    fn note(&mut self, (pid, status): (pid_t, c_int)) -> bool {
+        if let Some(killing) = &mut self.killing {
+            killing.forget(pid);
+        }
+        if Some(pid) == self.dying_parent {
+            self.dying_parent = self.dying_parent.filter(|_| ending(status).is_none());
+            return false;
+        }
+        if pid != self.command || self.ended.is_some() {
+            return false;
+        }
+        let job_state = if libc::WIFSTOPPED(status) {
+            JobState::Stopped { by_terminal: signals::is_stop(libc::WSTOPSIG(status)) }
+        } else {
+            JobState::Running
+        };
+        if job_state != JobState::Running || job_state != self.job_state {
+            self.unreported = Some(job_state);
+        }
+        self.job_state = job_state;
+        self.ended = ending(status);
+        true
     }
 
     /// Returns whether COMMAND runs or is stopped; `None` if that has not changed since the last call.
@@ -325,7 +267,7 @@ impl Tree {
     }
 
     /// Sends `signal` to COMMAND's own process, if it has not been reaped. Returns whether it did.
-    fn signal_command(&self, signal: c_int) -> bool {
+    pub(super) fn signal_command(&self, signal: c_int) -> bool {
         let reaches = self.own_child && self.ended.is_none();
         if reaches {
             // SAFETY: plain system call. The process is a child that is not reaped, so its id is not reused.
@@ -339,7 +281,7 @@ impl Tree {
     ///
     /// Does so only if a child of this process is in the group, COMMAND or an orphan: only this process reaps that
     /// child, and until then the group's id is not reused.
-    fn signal_group(&self, signal: c_int) -> bool {
+    pub(super) fn signal_group(&self, signal: c_int) -> bool {
         // 0 stands for a COMMAND whose process id is not known; kill(2) would take it for this process's own group.
         let reaches = self.own_group && self.group > 0 && children::are_in(self.group);
         if reaches {
@@ -355,67 +297,15 @@ impl Tree {
         found.into_iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect()
     }
 
-    /// Sends KILL to every child of this process that may be COMMAND's and is not among the `killed`, and to those that
-    /// it inherits meanwhile from others, until none is new, or until [`KILLING_MAX`] is over. Also returns whether there
-    /// are more children than [`CHILDREN_MAX`].
-    ///
-    /// Each list is gone through to its end, however late it is by then: on a busy machine this process may get a
-    /// processor so seldom that the time is always over. It is gone through from the newest child: that one may live
-    /// for a millisecond, and thousands of dead ones may be listed before it.
-    ///
-    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
-    /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
-    fn kill_children(&self, killed: &mut HashSet<pid_t>) -> (Children, bool) {
-        let until = Moment::now() + KILLING_MAX;
-        loop {
-            let Some(mut children) = self.access.children() else { return (Children::Unknown, false) };
-            children.reverse();
-            let mut is_any_new = false;
-            for &pid in &children {
-                if killed.contains(&pid) || !self.may_be_commands(pid) {
-                    continue;
-                }
-                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
-                // another user's.
-                if unsafe { libc::kill(pid, libc::SIGKILL) } == 0 {
-                    is_any_new = true;
-                    killed.insert(pid);
-                }
-            }
-            if is_any_new && Moment::now() < until {
-                continue;
-            }
-            let are_many = children.len() > CHILDREN_MAX;
-            let has_ended = |&pid: &pid_t| !self.may_be_commands(pid) || children::has_ended(pid);
-            let found = match is_any_new {
-                true => Children::Appearing,
-                // To look at many takes too long.
-                false if !are_many && children.iter().all(has_ended) => Children::Dead,
-                false => Children::Dying,
-            };
-            return (found, are_many);
-        }
-    }
-
-    /// Sends KILL to the processes below those that do not die, or below the dying parent, of which it reads up to
-    /// `limit`. To the children, too, if they were not killed. Returns whether all were found.
-    fn kill_found(&self, are_children_killed: bool, limit: usize) -> bool {
-        let me = own_pid();
-        let mut reads = 0..limit;
-        self.access.with_spare(|| {
-            let Found { processes, is_complete } = self.search(|| reads.next().is_none());
-            let is_left = |process: &&Process| !(process.is_dead() || are_children_killed && process.parent == me);
-            for process in processes.iter().filter(is_left) {
-                process.signal(libc::SIGKILL, &processes);
-            }
-            is_complete
-        })
-    }
-
     /// Returns whether the child `pid` may be COMMAND's. A dying parent counts, too: it may still be in lockrun's
     /// process group.
-    fn may_be_commands(&self, pid: pid_t) -> bool {
+    pub(super) fn may_be_commands(&self, pid: pid_t) -> bool {
         Some(pid) == self.dying_parent || !self.inherited.includes(pid)
+    }
+
+    /// Returns whether this process had descendants before COMMAND.
+    pub(super) fn has_inherited(&self) -> bool {
+        !self.inherited.is_empty()
     }
 
     /// Returns whether this process has no living child but inherited ones. Every living process of COMMAND is such a
@@ -433,7 +323,7 @@ impl Tree {
 
     /// Finds all descendants of this process that may be COMMAND's, but for its dead children, unless the search
     /// `is_over` before.
-    fn search(&self, is_over: impl FnMut() -> bool) -> Found {
+    pub(super) fn search(&self, is_over: impl FnMut() -> bool) -> Found {
         let me = own_pid();
         let is_another_threads = |process: Process| process.parent == me && children::is_another_threads(process.pid);
         process::descendants(me, is_over, |process| is_another_threads(process) || !self.may_be_commands(process.pid))
@@ -455,59 +345,19 @@ impl Processes for Tree {
     }
 
     fn kill(&mut self) -> bool {
-        let began = Moment::now();
-        let mut killing = self.killing.take().unwrap_or_else(|| Killing {
-            killed: HashSet::new(),
-            search_at: began + SEARCH_AFTER,
-            search_limit: SEARCH_FIRST,
-            reaps_at: began + REAP_AFTER,
-            round: Duration::ZERO,
-            may_reap: false,
-        });
-        // The whole group in one call, which no fork can outrun.
-        self.signal_group(libc::SIGKILL);
-        self.signal_command(libc::SIGKILL);
-        // To recognise inherited children, files of /proc are read.
-        let reads_proc = !self.inherited.is_empty();
-        let killed = &mut killing.killed;
-        let (found, are_many) =
-            if reads_proc { self.access.with_spare(|| self.kill_children(killed)) } else { self.kill_children(killed) };
-        killing.round = Moment::now().since(began).min(KILLING_MAX);
-        // The others become children when those die: there is nothing to search for, unless that takes long.
-        let now = Moment::now();
-        let is_search_due = match found {
-            Children::Unknown => true,
-            Children::Dying => now >= killing.search_at,
-            Children::Appearing => now >= killing.search_at.max(killing.reaps_at),
-            Children::Dead => false,
-        };
-        if is_search_due {
-            let is_complete = self.kill_found(found != Children::Unknown, killing.search_limit);
-            if !is_complete {
-                killing.search_limit = killing.search_limit.saturating_mul(2);
-            }
-            let end = Moment::now();
-            killing.search_at = end + (end.since(now) * PAUSE_TO_SEARCH).max(SEARCH_AGAIN);
-        }
-        let are_dead = matches!(found, Children::Dead | Children::Unknown);
-        // Many would become more and more, until the machine has no process id left.
-        killing.may_reap = are_dead || are_many || now >= killing.reaps_at;
+        let mut killing = self.killing.take().unwrap_or_else(Killing::begin);
+        let waits = killing.round(self);
         self.killing = Some(killing);
-        matches!(found, Children::Dying | Children::Unknown) && !are_many
+        waits
     }
 }
 
-/// A child of this process that nothing else reaps. Dropping this kills and reaps it.
-#[derive(Debug)]
-pub struct Child(pub(super) pid_t);
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: plain system calls. The child has not been reaped, so its id is not reused; the status is not
-        // requested.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            while libc::waitpid(self.0, ptr::null_mut(), 0) == -1 && Errno::last() == Errno::EINTR {}
-        }
-    }
+/// Returns the child whose state has changed, and its status as wait(2) encodes it; `None` if none has, without
+/// waiting. `whom` is its process id, or -1 for any child of this thread. Fails with `ECHILD` if there is no such child.
+fn wait_for(whom: pid_t) -> nix::Result<Option<(pid_t, c_int)>> {
+    let mut status = 0;
+    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
+    // SAFETY: plain system call that writes one status.
+    let pid = Errno::result(unsafe { libc::waitpid(whom, &raw mut status, options) })?;
+    Ok((pid != 0).then_some((pid, status)))
 }

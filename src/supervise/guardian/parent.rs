@@ -30,6 +30,7 @@ use super::state::{GuardianState, Stage};
 use super::watchdog::WakePipe;
 use crate::lock::ending::Ending;
 use crate::lock::milestones::Milestones;
+use crate::supervise::child::Child;
 use crate::supervise::direct::watch;
 use crate::supervise::inherited_children::InheritedChildren;
 use crate::supervise::job::JobControl;
@@ -38,7 +39,7 @@ use crate::supervise::process::{self, Process};
 use crate::supervise::rehearsal;
 use crate::supervise::supervisor::{Finished, StopReason, Supervisor};
 use crate::supervise::terminal;
-use crate::supervise::tree::{Child, Tree};
+use crate::supervise::tree::Tree;
 use crate::sys::children;
 use crate::sys::clock::{Alarm, Moment};
 use crate::sys::priority;
@@ -50,6 +51,9 @@ const STOPPING_MAX: Duration = Duration::from_secs(10);
 
 /// How often lockrun looks, for so long after it has relayed a fatal signal, whether its guardian is stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(50);
+
+/// How many children are reaped before lockrun looks at its signals and its guardian again.
+const REAPED_AT_ONCE: usize = 128;
 
 /// Which side of the fork this process is.
 pub enum ForkSide {
@@ -121,7 +125,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         receiver,
         _wake: wake.into_reading(),
         takeover,
-        guardian: Child(forked),
+        guardian: Child::new(forked),
         has_terminal,
         missed,
         inherited,
@@ -169,7 +173,7 @@ impl Parent {
                     Stage::Waiting => {
                         // It may only have closed the pipe, as it dies.
                         self.guardian.signal(libc::SIGKILL);
-                        let by_filter = children::was_killed_by_filter(self.guardian.0);
+                        let by_filter = children::was_killed_by_filter(self.guardian.pid());
                         Ok(GuardianEnd::NotStarted { milestones, by_filter })
                     }
                     Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
@@ -189,8 +193,9 @@ impl Parent {
             if is_late && self.state.stage().command_may_live() {
                 return self.take_over(signals);
             }
-            self.reap_others();
+            let is_behind = self.reap_others();
             let look_at = continues.then(|| Moment::now() + STOPPED_CHECK);
+            let look_at = if is_behind { Some(Moment::now()) } else { look_at };
             let [bell, end] = self.receiver.waited_for();
             // An alarm that has rung for nothing would end every wait.
             let alarm = if is_late { PollFlags::empty() } else { PollFlags::POLLIN };
@@ -212,13 +217,15 @@ impl Parent {
 
     /// Reaps the children that have ended, except the guardian: as the first process of a container, lockrun inherits
     /// what others leave behind there. If the guardian has ended, COMMAND's processes are among the children, and are
-    /// left to [`Parent::take_over`].
-    fn reap_others(&self) {
-        while let Some(pid) = children::ended_one()
-            && !self.guardian.has_ended()
-        {
-            children::reap(pid);
+    /// left to [`Parent::take_over`]. Returns whether more may be left: others may end as fast as they are reaped.
+    fn reap_others(&self) -> bool {
+        for _ in 0..REAPED_AT_ONCE {
+            match children::ended_one() {
+                Some(pid) if !self.guardian.has_ended() => children::reap(pid),
+                _ => return false,
+            }
         }
+        true
     }
 
     /// Returns whether COMMAND is stopped at this moment. (It may have been continued since the guardian's last
@@ -235,8 +242,7 @@ impl Parent {
         self.guardian.signal(libc::SIGKILL);
         // The guardian is reaped with the others. Waiting for it first would let COMMAND's processes live until each of
         // the guardian's threads has got a processor to end on, which on a busy machine may take longer than the lease.
-        let guardian = self.guardian.0;
-        std::mem::forget(self.guardian);
+        let guardian = self.guardian.leave();
         let why = if is_late { StopReason::Lost } else { StopReason::Unguarded };
         let (command, ended) = match self.state.stage() {
             Stage::Running(command) => (command, None),
@@ -249,22 +255,5 @@ impl Parent {
         // lock.
         let finished = watch(&mut supervisor, false, signals, &|_| (), None)?;
         Ok(GuardianEnd::TakenOver(Finished { why: Some(why), ..finished }, self.state.milestones()))
-    }
-}
-
-impl Child {
-    fn signal(&self, signal: libc::c_int) {
-        // SAFETY: plain system call. The child has not been reaped, so its id is not reused.
-        unsafe { libc::kill(self.0, signal) };
-    }
-
-    /// Returns whether it is stopped.
-    fn is_stopped(&self) -> bool {
-        process::read(self.0).is_some_and(Process::is_stopped)
-    }
-
-    /// Returns whether it has ended. Does not reap it.
-    fn has_ended(&self) -> bool {
-        children::has_ended(self.0)
     }
 }

@@ -15,10 +15,10 @@ use crate::support::{LONG, Lockrun, Running, Store, eventually};
 /// Records when it begins, and how it is about to end. Appending is atomic and keeps the order, so the file shows
 /// without any clock whether two runs had a value at once. Numbers 4, 12, 20 and so on fail, numbers 8, 16 and so on
 /// are killed.
-const SCRIPT: &str = "echo \"in $LOCKRUN_VALUE $(date +%s%N) $LOCKRUN_FENCE\" >>\"$1\"
-i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done
+const SCRIPT: &str = "read -r now rest </proc/uptime; echo \"in $LOCKRUN_VALUE $now $LOCKRUN_FENCE\" >>\"$1\"
+i=0; while [ $i -lt 500 ]; do i=$((i+1)); done
 how=ok; [ $(($0 % 4)) -ne 0 ] || how=failed
-echo \"out $LOCKRUN_VALUE $(date +%s%N) $how\" >>\"$1\"
+read -r now rest </proc/uptime; echo \"out $LOCKRUN_VALUE $now $how\" >>\"$1\"
 [ $(($0 % 8)) -ne 0 ] || kill -KILL $$
 [ $how = ok ]";
 
@@ -39,7 +39,8 @@ struct Record {
     used: BTreeMap<i64, usize>,
     /// How often each value failed.
     failed: BTreeMap<i64, usize>,
-    /// The shortest time between the end of a run that failed and the next one with the same value, in nanoseconds.
+    /// The shortest time between the end of a run that failed and the next one with the same value, in hundredths of a
+    /// second, which are the unit of /proc/uptime.
     shortest: Option<i64>,
 }
 
@@ -51,7 +52,8 @@ fn judge(text: &str) -> Record {
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let [what, value, time, rest] = words[..] else { panic!("a broken line: {line:?}") };
-        let (value, time): (i64, i64) = (value.parse().expect("a value"), time.parse().expect("a time"));
+        let (value, time): (i64, i64) =
+            (value.parse().expect("a value"), time.replace('.', "").parse().expect("a time"));
         if what == "in" {
             assert!(inside.insert(value), "two had {value} at once:\n{text}");
             assert!(!record.used.contains_key(&value), "{value} came up again:\n{text}");
@@ -75,13 +77,13 @@ fn judge(text: &str) -> Record {
 #[test]
 #[should_panic(expected = "two had 1 at once")]
 fn two_at_once_are_seen() {
-    judge("in 1 5 1\nin 1 6 2\nout 1 7 ok\nout 1 8 ok\n");
+    judge("in 1 0.05 1\nin 1 0.06 2\nout 1 0.07 ok\nout 1 0.08 ok\n");
 }
 
 #[test]
 #[should_panic(expected = "1 came up again")]
 fn a_used_value_is_seen() {
-    judge("in 1 5 1\nout 1 6 ok\nin 1 7 2\nout 1 8 failed\n");
+    judge("in 1 0.05 1\nout 1 0.06 ok\nin 1 0.07 2\nout 1 0.08 failed\n");
 }
 
 /// Starts this many runs of the call, some of them at a time, and waits for all of them.
@@ -140,16 +142,16 @@ on_every_store!(failed_values_come_up_again, |store| {
     // A request may take a sixth of the lease, with many at once.
     let ttl = if at_once(store) < 40 { 15 } else { 6 };
     let call = reserve(store, "1").args(["--ttl", &format!("{ttl}s")]);
-    run_all(store, &call, 200, &log);
+    run_all(store, &call, 100, &log);
     // The last run fails, and one more gets its value.
     let path = log.to_str().expect("a plain path");
     call.clone().command(["sh", "-c", SCRIPT, "4", path]).run().silent().exited(1);
     eventually(LONG, "their leases have run out", || reserved(store).is_empty());
     run_all(store, &call, 1, &log);
     let record = judge(&fs::read_to_string(&log).expect("a record"));
-    assert_eq!(record.used.len(), 151);
-    // The lease begins a little after the command's last record.
-    assert!(record.shortest.is_some_and(|gap| gap >= ttl * 1_000_000_000 - 10_000_000), "{:?}", record.shortest);
+    assert_eq!(record.used.len(), 76);
+    // The lease begins a little after the command's last record, and each time is rounded down.
+    assert!(record.shortest.is_some_and(|gap| gap >= ttl * 100 - 2), "{:?}", record.shortest);
 });
 
 // The same where failed values come up again at once, so that an earlier value is often used after a later one.
@@ -157,9 +159,9 @@ on_every_store!(freed_values_come_up_again, |store| {
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     let call = reserve(store, "1").args(["--on-failure", "free"]);
-    run_all(store, &call, 200, &log);
+    run_all(store, &call, 100, &log);
     let record = judge(&fs::read_to_string(&log).expect("a record"));
-    assert_eq!(record.used.len(), 150);
+    assert_eq!(record.used.len(), 75);
     let last = record.used.keys().last().expect("one of them");
     assert_eq!(status(store)["last_value"], last.to_string());
     assert_eq!(reserved(store), Vec::<String>::new());

@@ -51,7 +51,7 @@ impl Birth {
     pub(crate) fn prepare(self, command: &mut Command) {
         // Without a closure the standard library need not copy this process, which takes longer than all that most
         // commands do.
-        if self == Self::default() && passes_on_nothing() {
+        if self == Self::default() && pass_on_nothing() {
             command.process_group(0);
             return;
         }
@@ -118,9 +118,9 @@ impl Birth {
     }
 }
 
-/// Returns whether this thread passes on no signal disposition, mask, descriptor or terminal of its own to the processes
-/// that it starts. Gives up this process's terminal for that.
-fn passes_on_nothing() -> bool {
+/// Makes this thread pass on no signal disposition, mask, descriptor or terminal to the programs that it starts. Returns
+/// false if this process cannot give up its terminal.
+fn pass_on_nothing() -> bool {
     static PROCESS_PASSES_ON_NOTHING: LazyLock<bool> = LazyLock::new(|| {
         // The leader of a session would end it with its terminal.
         let can_give_up_terminal = getsid(None) != Ok(getpid());
@@ -130,17 +130,31 @@ fn passes_on_nothing() -> bool {
         // SAFETY: plain integers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         // The standard library resets PIPE itself.
-        can_give_up_terminal && (1..=64).filter(|number| *number != libc::SIGPIPE).all(|number| !is_ignored(number))
+        (1..=64).filter(|number| *number != libc::SIGPIPE && is_ignored(*number)).for_each(ignore_without_children);
+        can_give_up_terminal
     });
-    *PROCESS_PASSES_ON_NOTHING && SigSet::thread_get_mask().is_ok_and(|mask| mask == SigSet::empty())
+    SigSet::empty().thread_set_mask().expect("a thread may unblock every signal");
+    *PROCESS_PASSES_ON_NOTHING
 }
 
-/// Returns whether this process ignores the signal of this number.
+/// Returns whether this process ignores the signal of this number, as a shell's background jobs ignore INT and QUIT.
 fn is_ignored(number: i32) -> bool {
     // SAFETY: all bits zero is a valid record; the call only reads the disposition.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     unsafe { libc::sigaction(number, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN }
+}
+
+/// Lets this process go on without the signal of this number, but not the programs that it starts: exec resets a signal
+/// that has a handler, and does not reset one that is ignored.
+fn ignore_without_children(number: i32) {
+    extern "C" fn nothing(_: i32) {}
+    // SAFETY: all bits zero is a valid record: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the handler does nothing, so it may run at any moment.
+    unsafe { libc::sigaction(number, &raw const action, std::ptr::null_mut()) };
 }
 
 /// Gives up the controlling terminal that this process has from the test runner, if it has one.
