@@ -104,6 +104,86 @@ impl Formatter for Ascii {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::claim::Mode;
+    use crate::lock::holder::Holder;
+    use crate::lock::state::Purpose;
+    use crate::store::engine::Queue;
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    fn row(place: i64, ends_ms: u64) -> Row {
+        let waiter = WaiterState {
+            token: Token::parse(&format!("t{place}")).expect("is a token"),
+            who: Holder::default(),
+            mode: Mode::EXCLUSIVE,
+            once_per_ms: None,
+            purpose: Purpose::Run,
+            joined_ms: NOW_MS - 1000,
+            place_ms: 30_000,
+            ends_ms,
+            request: None,
+        };
+        Row { place, waiter }
+    }
+
+    /// Returns what was found, and the state that was read.
+    fn found(ends: [u64; 2]) -> (Found, LockState) {
+        let rows = vec![row(1, ends[0]), row(2, ends[1])];
+        let state = LockState { key: "k".into(), ..LockState::default() };
+        let found = Found { record: json(&state), state, now_ms: NOW_MS, queue: Queue::new(rows, None, usize::MAX, 0) };
+        let state = found.state();
+        (found, state)
+    }
+
+    #[test]
+    fn what_stays_as_it_is_is_not_written() {
+        let (found, state) = found([NOW_MS + 1, NOW_MS + 2]);
+        let changes = Changes::of(&found, &state, None);
+        assert!(changes.record.is_none() && changes.gone.is_empty() && !changes.has_ended);
+        assert!(changes.changed.is_empty() && changes.joined.is_none() && changes.ahead.is_none());
+        assert!(!changes.is_lasting());
+    }
+
+    #[test]
+    fn each_change_is_written() {
+        let (found, mut state) = found([NOW_MS + 1, NOW_MS + 2]);
+        state.waiters[1].ends_ms += 1;
+        let changes = Changes::of(&found, &state, None);
+        assert_eq!(changes.changed.iter().map(|(row, _)| row.place).collect::<Vec<_>>(), [2]);
+        assert!(!changes.is_lasting());
+        // The one that asks is written in any case.
+        let asking = state.waiters[0].token.clone();
+        let changes = Changes::of(&found, &state, Some(&asking));
+        assert_eq!(changes.changed.iter().map(|(row, _)| row.place).collect::<Vec<_>>(), [1, 2]);
+        assert!(changes.ahead == Some(0) && changes.is_lasting());
+        state.waiters.remove(0);
+        let changes = Changes::of(&found, &state, None);
+        assert!(changes.gone.iter().map(|row| row.place).eq([1]) && changes.is_lasting());
+        state.fence = 7;
+        let changes = Changes::of(&found, &state, None);
+        assert!(matches!(changes.record, Some(RecordChange::Written(_))) && changes.is_lasting());
+        let never_used = LockState::default();
+        let changes = Changes::of(&found, &never_used, None);
+        assert!(matches!(changes.record, Some(RecordChange::Deleted)));
+    }
+
+    #[test]
+    fn a_place_that_has_ended_is_deleted() {
+        let (found, mut state) = found([NOW_MS, NOW_MS + 2]);
+        state.waiters.remove(0);
+        let changes = Changes::of(&found, &state, None);
+        assert!(changes.has_ended && changes.gone.is_empty() && !changes.is_lasting());
+    }
+
+    #[test]
+    fn a_waiter_that_joins_has_no_row_yet() {
+        let (found, mut state) = found([NOW_MS + 1, NOW_MS + 2]);
+        state.waiters.push(row(3, NOW_MS + 3).waiter);
+        let asking = state.waiters[2].token.clone();
+        let changes = Changes::of(&found, &state, Some(&asking));
+        assert_eq!(changes.joined.map(|waiter| &waiter.token), Some(&asking));
+        assert!(changes.ahead == Some(2) && changes.changed.is_empty() && changes.is_lasting());
+    }
 
     #[test]
     fn what_is_stored_is_ascii() {

@@ -10,6 +10,8 @@ mod operation;
 mod pages;
 mod requests;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod view;
 mod wait;
 

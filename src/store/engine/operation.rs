@@ -85,3 +85,26 @@ impl<'a> Operation<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_token_may_be_carried_out_twice() {
+        let claim = Claim::example();
+        let (key, token) = (&claim.key, &claim.token);
+        let queue = IfHeld::Queue { max_waiting: Some(1), until: None };
+        let under_token = [
+            Operation::Acquire { claim: &claim, if_held: queue },
+            Operation::Reserve(&claim),
+            Operation::Cancel(&claim),
+            Operation::Renew { key, token },
+            Operation::Release { key, token, how: Release::ByHand },
+        ];
+        assert!(under_token.iter().all(|operation| operation.is_repeatable() && operation.asking() == Some(token)));
+        assert!(!Operation::OnLock(key).is_repeatable());
+        assert!(under_token.map(Operation::counts_waiters) == [true, false, false, false, false]);
+        assert!(under_token.map(Operation::gives_up) == [false, false, true, false, false]);
+    }
+}

@@ -285,6 +285,17 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_without_a_lease_is_refused() {
+        let mut state = LockState { key: "k".into(), ..LockState::default() };
+        for lease in [Some(LeaseRecord { ends_ms: None, ttl_ms: None }), None] {
+            state.holders.push(HolderState { lease, ..HolderState::default() });
+            let text = serde_json::to_string(&state).expect("is JSON");
+            assert_eq!(read_record(&text).is_ok(), lease.is_some());
+        }
+        assert!(read_record("[]").is_err() && read_record("{}").is_ok());
+    }
+
+    #[test]
     fn one_more_reading_is_enough() {
         let rows: Vec<Row> = (0..300).map(|number| row(number, Mode::Shared, 1000)).collect();
         let found = found(&LockState::default(), &rows, &token(299), MORE_WAITERS);

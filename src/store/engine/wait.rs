@@ -36,3 +36,27 @@ impl Wait {
         record.has_news(self.seen, claim).then_some(Wakeup::AskAgain)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::state::HolderState;
+    use crate::lock::token::Token;
+
+    #[test]
+    fn a_waiter_that_reads_the_record_learns_whether_it_holds_the_lock() {
+        let claim = Claim::example();
+        let holder = |token: &Token| HolderState { token: token.clone(), fence: 8, slot: 1, ..HolderState::default() };
+        let mut record = LockState { fence: 7, holders: vec![holder(&Token::random())], ..LockState::default() };
+        let mut wait = Wait::new(LOOKERS as u64 + 1, &record);
+        assert!(wait.learn(&record, &claim).is_none() && !wait.is_of_the_first());
+        // Another one has got the lock: this one has moved up by one.
+        record.fence = 8;
+        assert!(wait.learn(&record, &claim).is_none() && wait.ahead == LOOKERS as u64);
+        assert!(wait.learn(&record, &claim).is_none() && !wait.is_of_the_first());
+        record.fence = 9;
+        assert!(wait.learn(&record, &claim).is_none() && wait.is_of_the_first());
+        record.holders.push(holder(&claim.token));
+        assert!(matches!(wait.learn(&record, &claim), Some(Wakeup::HandedOver { fence: 8, slot: 1 })));
+    }
+}

@@ -1,0 +1,569 @@
+//! The engine above a store in memory, whose commits can fail.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use super::*;
+use crate::lock::ending::Ending;
+use crate::lock::holder::Holder;
+use crate::lock::state::{HolderState, Now};
+use crate::net::endpoint::TlsFiles;
+use crate::store::failure::Peer;
+use crate::store::{
+    IfHeld, Listing, Mode, Prune as _, Release, Released, Renewed, Reserved, Retain, RetryClass, Sequences as _,
+    Store as _, Wanted,
+};
+
+const NOW_MS: u64 = 1_800_000_000_000;
+
+const QUEUE: IfHeld = IfHeld::Queue { max_waiting: None, until: None };
+
+/// What becomes of a commit.
+enum Fate {
+    /// It is carried out.
+    Carried,
+    /// It is carried out, but its answer is lost.
+    AnswerLost,
+    /// The same, and the store tries again.
+    Repeated,
+    /// It is not carried out, and not answered.
+    RequestLost,
+    /// Others change the record first.
+    Preceded(fn(&mut LockState)),
+}
+
+/// Tables in memory: for each key its record, and the rows of its waiters in the order of their places.
+#[derive(Default)]
+struct Memory {
+    locks: BTreeMap<String, (String, Vec<Row>)>,
+    now_ms: u64,
+    /// What becomes of the next commits; the others succeed.
+    fates: VecDeque<Fate>,
+    commits: usize,
+    may_be_done: bool,
+    is_waiting: bool,
+    /// How many pages can be read until the connection is closed; `None`: all.
+    pages_left: Option<usize>,
+}
+
+/// No request is rejected.
+#[derive(Clone, Debug)]
+enum Never {}
+
+struct Here;
+
+impl fmt::Display for Here {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("memory")
+    }
+}
+
+impl Peer for Here {
+    const QUESTION: &'static str = "";
+
+    fn tls_files(&self) -> Option<&TlsFiles> {
+        None
+    }
+}
+
+impl Rejection for Never {
+    type Server = Here;
+
+    fn retry_class(&self) -> RetryClass {
+        match *self {}
+    }
+
+    fn leaves_outcome_open(&self) -> bool {
+        match *self {}
+    }
+
+    fn explain(&self, _: &Here) -> String {
+        match *self {}
+    }
+}
+
+impl Memory {
+    fn new() -> Self {
+        Memory { now_ms: NOW_MS, ..Memory::default() }
+    }
+
+    fn failing(mut self, fates: impl IntoIterator<Item = Fate>) -> Self {
+        self.fates.extend(fates);
+        self
+    }
+
+    fn entry(&mut self, key: &Key) -> &mut (String, Vec<Row>) {
+        self.locks.entry(key.as_str().to_owned()).or_insert_with(|| (String::from("{}"), Vec::new()))
+    }
+
+    fn holders(&mut self) -> Vec<HolderState> {
+        let (record, _) = self.entry(&Claim::example().key);
+        read_state::<Never>(record).expect("it is readable").holders
+    }
+
+    fn waiters(&mut self) -> Vec<Token> {
+        self.entry(&Claim::example().key).1.iter().map(|row| row.waiter.token.clone()).collect()
+    }
+
+    fn write(&mut self, key: &Key, found: &Found, transition: &Transition, operation: Operation<'_>) -> Option<Place> {
+        let changes = Changes::of(found, &transition.after, operation.waiter().map(|claim| &claim.token));
+        let now = Now::unix(found.now_ms);
+        let (record, rows) = self.entry(key);
+        rows.retain(|row| !changes.gone.iter().any(|gone| gone.place == row.place));
+        if changes.has_ended {
+            rows.retain(|row| row.waiter.is_in_force(now));
+        }
+        for (row, waiter) in &changes.changed {
+            rows.iter_mut().filter(|it| it.place == row.place).for_each(|it| it.waiter = (*waiter).clone());
+        }
+        if let Some(joined) = changes.joined {
+            let place = rows.last().map_or(0, |row| row.place + 1);
+            rows.push(Row { place, waiter: joined.clone() });
+        }
+        match changes.record {
+            Some(RecordChange::Written(text)) => *record = text,
+            Some(RecordChange::Deleted) => {
+                self.locks.remove(key.as_str());
+            }
+            None => {}
+        }
+        changes.ahead.map(|ahead| Place { ahead, look_in: None })
+    }
+
+    fn lose(&mut self) -> Failure<Never> {
+        self.may_be_done = true;
+        Failure::Closed
+    }
+}
+
+impl Transactions for Memory {
+    type Snapshot = Found;
+    /// How many waiters it reads.
+    type Attempt<'a> = (Operation<'a>, usize);
+    type Rejection = Never;
+
+    fn begin<'a>(&mut self, operation: Operation<'a>, _: Moment) -> (Operation<'a>, usize) {
+        (operation, FIRST_WAITERS)
+    }
+
+    fn read(&mut self, (operation, limit): &mut (Operation<'_>, usize)) -> Result<Found, Failure<Never>> {
+        let now_ms = self.now_ms;
+        let (record, rows) = self.entry(operation.key());
+        let first: Vec<Row> = rows.iter().take(*limit).cloned().collect();
+        let own = rows.iter().find(|row| Some(&row.waiter.token) == operation.asking()).cloned();
+        let unread = rows.len().saturating_sub(*limit);
+        Ok(Found {
+            state: read_state(record)?,
+            record: record.clone(),
+            now_ms,
+            queue: Queue::new(first, own, *limit, unread),
+        })
+    }
+
+    fn view(&mut self, _: &mut (Operation<'_>, usize), found: &Found) -> Result<(LockState, View), Failure<Never>> {
+        Ok((found.state(), found.view(self.may_be_done, HAND_OFFS_MAX)))
+    }
+
+    fn commit(
+        &mut self,
+        attempt: &mut (Operation<'_>, usize),
+        found: Found,
+        transition: Transition,
+    ) -> Result<Commit<Found>, Failure<Never>> {
+        let key = attempt.0.key().clone();
+        if !found.suffices(&transition) {
+            let now = Now::unix(found.now_ms);
+            self.entry(&key).1.retain(|row| row.waiter.is_in_force(now));
+            attempt.1 = MORE_WAITERS;
+            return self.read(attempt).map(Commit::Again);
+        }
+        self.commits += 1;
+        let fate = self.fates.pop_front();
+        match fate {
+            Some(Fate::RequestLost) => return Err(self.lose()),
+            Some(Fate::Preceded(change)) => {
+                let (record, _) = self.entry(&key);
+                let mut state = read_state(record)?;
+                change(&mut state);
+                *record = json(&state);
+                return self.read(attempt).map(Commit::Again);
+            }
+            Some(Fate::Carried | Fate::AnswerLost | Fate::Repeated) | None => {}
+        }
+        let place = self.write(&key, &found, &transition, attempt.0);
+        match fate {
+            Some(Fate::AnswerLost) => Err(self.lose()),
+            Some(Fate::Repeated) => {
+                self.lose();
+                self.read(attempt).map(Commit::Again)
+            }
+            _ => {
+                self.may_be_done = false;
+                Ok(Commit::Done(place))
+            }
+        }
+    }
+
+    fn abandon(&mut self, _: (Operation<'_>, usize), _: &Failure<Never>) {}
+}
+
+impl Records for Memory {
+    type Pages = TablePages;
+    type Entry = Stored;
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    fn may_be_done(&mut self) -> &mut bool {
+        &mut self.may_be_done
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    fn note_answer(&mut self, answer: &Acquired) {
+        self.is_waiting = matches!(answer, Acquired::Held(Held { place: Some(_), .. }));
+    }
+
+    fn sleep_in_queue(
+        &mut self,
+        _: &Claim,
+        _: Option<Moment>,
+        _: &mut Waiter<'_>,
+        _: &mut dyn WaitObserver,
+    ) -> Result<Wakeup, Failure<Never>> {
+        Ok(Wakeup::AskAgain)
+    }
+
+    fn note_cancel(&mut self, _: &Claim, _: bool) {
+        self.is_waiting = false;
+    }
+
+    fn pages(&mut self, key: Option<&Key>) -> TablePages {
+        TablePages::of(key)
+    }
+
+    fn next_page(&mut self, pages: &mut TablePages) -> Result<Option<Page<Stored>>, Failure<Never>> {
+        let now_ms = self.now_ms;
+        match &mut self.pages_left {
+            Some(0) => return Err(Failure::Closed),
+            left => *left = left.map(|left| left - 1),
+        }
+        pages.next(|keys, _| {
+            let is_in_it = |key: &str| match keys {
+                Keys::Only(only) => key == only,
+                Keys::After(after) => key > after.as_str(),
+            };
+            let row = |row: &Row| [row.place.to_string(), json(&row.waiter), row.waiter.ends_ms.to_string()];
+            let page = self.locks.iter().filter(|(key, _)| is_in_it(key)).take(PAGE).map(|(key, (record, rows))| {
+                let (key, record) = (key.clone(), record.clone());
+                Stored { key, record, queue: rows.iter().map(row).collect(), now_ms }
+            });
+            Ok(page.collect())
+        })
+    }
+
+    fn status(&mut self, _: &mut TablePages, key: &Key, entry: &Stored) -> Result<Option<KeyStatus>, Failure<Never>> {
+        entry.status(key).map(Some)
+    }
+
+    fn looks_prunable(
+        &mut self,
+        _: &Key,
+        entry: &Stored,
+        unused_for: Duration,
+        _: bool,
+    ) -> Result<bool, Failure<Never>> {
+        entry.is_prunable(unused_for)
+    }
+
+    fn server(&self) -> &Here {
+        &Here
+    }
+}
+
+fn claim() -> Claim {
+    Claim { ttl: Ttl::Lasts(Duration::from_secs(30)), ..Claim::example() }
+}
+
+fn shared() -> Claim {
+    Claim { mode: Mode::Shared, ..claim() }
+}
+
+fn by_hand() -> Claim {
+    Claim { by_hand: true, request: Some(Token::random()), ..claim() }
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name.as_ref()).expect("is a key")
+}
+
+fn at_once() -> Release {
+    Release::at_once(Ending::Exited(1))
+}
+
+#[track_caller]
+fn fence(store: &mut Memory, claim: &Claim) -> u64 {
+    match store.try_acquire(claim, IfHeld::Leave).expect("an answer") {
+        Acquired::Mine(grant) => grant.fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn waits(store: &mut Memory, claim: &Claim) -> u64 {
+    match store.try_acquire(claim, QUEUE).expect("an answer") {
+        Acquired::Held(Held { place: Some(place), .. }) => place,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_lock_is_acquired_renewed_released_and_acquired_again() {
+    let (mut store, first, second) = (Memory::new(), claim(), claim());
+    let before = fence(&mut store, &first);
+    assert!(store.holders()[0].lease.is_some(), "it is held by a lease");
+    assert!(matches!(store.try_acquire(&second, IfHeld::Leave), Ok(Acquired::Held(_))));
+    store.now_ms += 20_000;
+    assert_eq!(store.renew(&first.key, &first.token, None).expect("an answer"), Renewed::Mine);
+    store.now_ms += 20_000;
+    assert!(matches!(store.renew(&first.key, &second.token, None), Ok(Renewed::NotMine(_))));
+    assert_eq!(store.renew_run(&first.key, &first.token, first.ttl).expect("an answer"), Renewed::Mine);
+    assert_eq!(store.release(&first.key, &first.token, at_once()).expect("an answer"), Released::Free);
+    assert!(fence(&mut store, &second) > before);
+}
+
+#[test]
+fn a_claim_whose_request_was_lost_or_carried_out_gets_one_lock() {
+    for fate in [Fate::AnswerLost, Fate::RequestLost, Fate::Repeated] {
+        let is_answered = matches!(fate, Fate::Repeated);
+        let (mut store, claim) = (Memory::new().failing([fate]), claim());
+        if !is_answered {
+            let failed = store.try_acquire(&claim, IfHeld::Leave).expect_err("it is lost");
+            assert!(!failed.never_sent && failed.retry_class == RetryClass::Unavailable);
+        }
+        let fence = fence(&mut store, &claim);
+        let holders = store.holders();
+        assert_eq!(holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [fence]);
+    }
+}
+
+#[test]
+fn a_release_is_repeated_until_it_is_answered() {
+    let (mut store, claim) = (Memory::new(), claim());
+    fence(&mut store, &claim);
+    store.fates.extend([Fate::RequestLost, Fate::AnswerLost]);
+    // The answer is that of the attempt that was carried out, not that the lock is gone.
+    assert_eq!(store.release(&claim.key, &claim.token, at_once()).expect("an answer"), Released::Free);
+    assert_eq!((store.commits, store.holders()), (4, vec![]));
+}
+
+#[test]
+fn a_lock_that_others_break_before_the_release_was_not_ours() {
+    let (mut store, claim) = (Memory::new(), claim());
+    fence(&mut store, &claim);
+    store.fates.push_back(Fate::Preceded(|state| state.holders.clear()));
+    let released = store.release(&claim.key, &claim.token, at_once()).expect("an answer");
+    assert_eq!(released, Released::NotMine(None));
+}
+
+#[test]
+fn a_cancel_is_repeated_if_a_request_may_be_carried_out() {
+    let cancelled = |claim: &Claim, is_unsure: bool, in_flight: bool| {
+        let mut store = Memory::new();
+        if is_unsure {
+            store.fates.push_back(Fate::AnswerLost);
+            store.try_acquire(claim, IfHeld::Leave).expect_err("the answer is lost");
+        }
+        store.fates.push_back(Fate::RequestLost);
+        let is_clean = store.cancel(claim, in_flight);
+        assert!(!is_clean || store.holders().is_empty());
+        is_clean
+    };
+    assert!(cancelled(&claim(), true, false));
+    assert!(cancelled(&claim(), false, true), "another process sent it");
+    assert!(cancelled(&by_hand(), false, false), "an earlier process may have sent it");
+    assert!(!cancelled(&claim(), false, false), "nothing of it can be there");
+    let (mut store, claim) = (Memory::new(), claim());
+    fence(&mut store, &by_hand());
+    waits(&mut store, &claim);
+    store.fates.push_back(Fate::RequestLost);
+    assert!(store.cancel(&claim, false) && store.waiters().is_empty(), "it waits");
+}
+
+#[test]
+fn a_cancelled_request_that_arrives_late_gets_nothing() {
+    let (mut store, claim) = (Memory::new(), claim());
+    assert!(store.cancel(&claim, true));
+    assert!(matches!(store.try_acquire(&claim, IfHeld::Leave), Ok(Acquired::Held(_) | Acquired::NotQueued(_))));
+    // A request by hand may be repeated under its token.
+    let by_hand = by_hand();
+    assert!(store.cancel(&by_hand, true));
+    fence(&mut store, &Claim { request: Some(Token::random()), ..by_hand });
+}
+
+#[test]
+fn a_lock_is_handed_to_more_waiters_than_one_operation_reads() {
+    let (mut store, holder) = (Memory::new(), claim());
+    fence(&mut store, &holder);
+    let waiters: Vec<Claim> = (0..3 * MORE_WAITERS).map(|_| shared()).collect();
+    for (at, waiter) in waiters.iter().enumerate() {
+        // Those behind the ones that are read are counted by the store.
+        assert_eq!(waits(&mut store, waiter), at.min(FIRST_WAITERS) as u64);
+    }
+    let last = claim();
+    waits(&mut store, &last);
+    store.release(&holder.key, &holder.token, at_once()).expect("an answer");
+    assert_eq!(store.holders().len(), waiters.len());
+    assert_eq!(store.waiters(), [last.token]);
+}
+
+#[test]
+fn a_hand_off_that_fails_after_the_release_is_no_failure_of_the_release() {
+    let (mut store, holder) = (Memory::new(), by_hand());
+    fence(&mut store, &holder);
+    for _ in 0..2 * HAND_OFFS_MAX {
+        waits(&mut store, &shared());
+    }
+    // The release hands the lock to the first waiters, and another operation to those behind them.
+    store.fates.extend([Fate::Carried, Fate::RequestLost]);
+    assert_eq!(store.release(&holder.key, &holder.token, at_once()).expect("an answer"), Released::Free);
+    assert_eq!((store.holders().len(), store.waiters().len()), (HAND_OFFS_MAX, HAND_OFFS_MAX));
+    assert!(!store.may_be_done, "nothing of the release is open");
+}
+
+#[test]
+fn the_dead_at_the_head_of_the_queue_are_passed_over() {
+    let (mut store, holder) = (Memory::new(), by_hand());
+    fence(&mut store, &holder);
+    for _ in 0..3 * FIRST_WAITERS {
+        waits(&mut store, &claim());
+    }
+    store.now_ms += 29_000;
+    let (living, next) = (claim(), claim());
+    waits(&mut store, &living);
+    waits(&mut store, &next);
+    assert_eq!(store.renew(&holder.key, &holder.token, None).expect("an answer"), Renewed::Mine);
+    store.now_ms += 2_000;
+    store.release(&holder.key, &holder.token, at_once()).expect("an answer");
+    assert_eq!(store.holders()[0].token, living.token);
+    assert_eq!(store.waiters(), [next.token]);
+}
+
+#[test]
+fn a_waiter_keeps_its_place_and_leaves_it() {
+    let (mut store, holder, first, second) = (Memory::new(), by_hand(), claim(), claim());
+    fence(&mut store, &holder);
+    assert_eq!((waits(&mut store, &first), waits(&mut store, &second), waits(&mut store, &first)), (0, 1, 0));
+    // A renewal under a token that waits leaves its row as it is.
+    let before = store.entry(&first.key).1[0].waiter.ends_ms;
+    store.now_ms += 1_000;
+    assert!(matches!(store.renew(&first.key, &first.token, Some(first.ttl)), Ok(Renewed::NotMine(_))));
+    assert_eq!(store.entry(&first.key).1[0].waiter.ends_ms, before);
+    assert_eq!(waits(&mut store, &first), 0);
+    assert!(store.entry(&first.key).1[0].waiter.ends_ms > before, "it is prolonged");
+    assert!(matches!(store.try_acquire(&first, IfHeld::Leave), Ok(Acquired::Held(_))));
+    assert_eq!(store.waiters(), [second.token]);
+}
+
+#[test]
+fn a_revocation_is_answered_by_what_it_found_first() {
+    let by = Holder::default();
+    for fate in [None, Some(Fate::Repeated)] {
+        let (mut store, holder) = (Memory::new(), by_hand());
+        let fence = fence(&mut store, &holder);
+        store.fates.extend(fate);
+        let revoked = store.revoke(&holder.key, Some(fence), &by, true).expect("an answer");
+        let Revoked::From { from, .. } = revoked else { panic!("{revoked:?}") };
+        assert_eq!((from.len(), store.holders()), (1, vec![]));
+    }
+    // It takes nothing from a later holder.
+    let (mut store, holder) = (Memory::new(), by_hand());
+    fence(&mut store, &holder);
+    store.fates.push_back(Fate::Preceded(|state| {
+        state.holders[0].fence += 1;
+        state.fence += 1;
+    }));
+    let revoked = store.revoke(&holder.key, None, &by, true).expect("an answer");
+    assert!(matches!(revoked, Revoked::Others(_)), "{revoked:?}");
+    assert_eq!(store.holders().len(), 1);
+}
+
+#[test]
+fn two_reservations_get_two_values() {
+    let mut store = Memory::new();
+    let wanted = Wanted::Next { from: 7, step: 1 };
+    for expected in ["7", "8"] {
+        let reserved = store.reserve(&claim(), &wanted).expect("an answer");
+        assert!(matches!(&reserved, Reserved::Mine(_, value) if value == expected), "{reserved:?}");
+    }
+    assert!(store.holders().iter().all(|holder| holder.lease.is_some()));
+    store.fates.push_back(Fate::RequestLost);
+    assert!(!store.reserve(&claim(), &wanted).expect_err("it is lost").never_sent);
+}
+
+#[test]
+fn a_success_is_forgotten_once() {
+    let run = Claim { once_per: Some(Duration::from_secs(3600)), ..claim() };
+    let succeeded = Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Not };
+    for fate in [None, Some(Fate::Repeated)] {
+        let mut store = Memory::new();
+        fence(&mut store, &run);
+        store.release(&run.key, &run.token, succeeded).expect("an answer");
+        assert!(matches!(store.try_acquire(&run, IfHeld::Leave), Ok(Acquired::NotNeeded(_))));
+        store.fates.extend(fate);
+        assert!(store.forget_success(&run.key).expect("an answer"));
+        store.may_be_done = true;
+        assert!(!store.forget_success(&run.key).expect("an answer"), "of an operation before");
+        fence(&mut store, &run);
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_read_hides_no_other() {
+    let mut store = Memory::new();
+    for name in ["a", "b", "c"] {
+        let claim = Claim { key: key(name), ..claim() };
+        fence(&mut store, &claim);
+        store.release(&claim.key, &claim.token, at_once()).expect("an answer");
+    }
+    store.entry(&key("b")).0 = "[]".into();
+    let listed = store.list(None).expect("a list");
+    assert_eq!(listed.found.iter().map(|status| status.key.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+    assert!(format!("{:#}", listed.unreadable[0]).contains("\"b\""));
+    store.list(Some(&key("b"))).expect_err("asked for by name");
+    assert_eq!(store.list(Some(&key("d"))).expect("a list").found[0].key, key("d"), "one that was never used");
+    store.now_ms += 3_600_000;
+    let names = |pruned: &Listing<Key>| {
+        (pruned.found.iter().map(|key| key.as_str().to_owned()).collect::<Vec<_>>(), pruned.unreadable.len())
+    };
+    let old = Duration::from_secs(3600);
+    let none = store.prune(None, old + Duration::from_secs(1), true).expect("a list");
+    assert_eq!(names(&none), (vec![], 1), "none is so old");
+    let found = store.prune(None, old, false).expect("a list");
+    assert_eq!((names(&found), store.locks.len()), ((vec!["a".into(), "c".into()], 1), 3), "they are only found");
+    store.pages_left = Some(0);
+    store.list(None).expect_err("no page is read");
+    store.prune(None, old, true).expect_err("no page is read");
+    store.pages_left = None;
+    let pruned = store.prune(None, old, true).expect("a list");
+    assert_eq!((names(&pruned), store.locks.len()), ((vec!["a".into(), "c".into()], 1), 1));
+}
+
+#[test]
+fn a_key_in_use_is_not_pruned() {
+    let (mut store, holder) = (Memory::new(), by_hand());
+    fence(&mut store, &holder);
+    // It looked unused when it was listed, and was acquired since.
+    store.release(&holder.key, &holder.token, at_once()).expect("an answer");
+    store.now_ms += 1000;
+    store.fates.push_back(Fate::Preceded(|state| {
+        state.last = None;
+        state.fence = NOW_MS + 999;
+    }));
+    let pruned = store.prune(None, Duration::from_millis(1000), true).expect("a list");
+    assert!(pruned.found.is_empty() && store.locks.len() == 1);
+}
