@@ -213,7 +213,7 @@ impl Records for Memory {
     type Entry = Stored;
 
     fn timeout(&self) -> Duration {
-        Duration::from_secs(60)
+        Duration::from_mins(1)
     }
 
     fn may_be_done(&mut self) -> &mut bool {
@@ -507,7 +507,7 @@ fn two_reservations_get_two_values() {
 
 #[test]
 fn a_success_is_forgotten_once() {
-    let run = Claim { once_per: Some(Duration::from_secs(3600)), ..claim() };
+    let run = Claim { once_per: Some(Duration::from_hours(1)), ..claim() };
     let succeeded = Release::Run { ending: Ending::Exited(0), succeeded: true, retain: Retain::Not };
     for fate in [None, Some(Fate::Repeated)] {
         let mut store = Memory::new();
@@ -540,7 +540,7 @@ fn a_record_that_cannot_be_read_hides_no_other() {
     let names = |pruned: &Listing<Key>| {
         (pruned.found.iter().map(|key| key.as_str().to_owned()).collect::<Vec<_>>(), pruned.unreadable.len())
     };
-    let old = Duration::from_secs(3600);
+    let old = Duration::from_hours(1);
     let none = store.prune(None, old + Duration::from_secs(1), true).expect("a list");
     assert_eq!(names(&none), (vec![], 1), "none is so old");
     let found = store.prune(None, old, false).expect("a list");
