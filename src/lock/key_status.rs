@@ -83,3 +83,17 @@ pub struct WaiterStatus {
     /// When it joined the queue, if that is known.
     pub since_ms: Option<u64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_found_by_its_token() {
+        let [one, other] = [(); 2].map(|()| HolderStatus { token: Some(Token::random()), ..HolderStatus::default() });
+        let key = Key::new("k".as_ref()).expect("is a key");
+        let status = KeyStatus { holders: vec![one, other.clone()], ..KeyStatus::never_used(key) };
+        assert_eq!(status.holder_under(other.token.as_ref().expect("it has one")), Some(&other));
+        assert_eq!(status.holder_under(&Token::random()), None);
+    }
+}

@@ -4,7 +4,7 @@
 //! process dies, its children become the parent's. The kernel lists the children at once, however many other processes
 //! there are, and a child that is not reaped keeps its process id, so no other process can be hit.
 //!
-//! Only below a process that does not die are the others searched for.
+//! The others are searched for only if the children cannot be listed, or do not die, or new ones appear for seconds.
 
 #![allow(unsafe_code)]
 
@@ -94,13 +94,14 @@ impl Killing {
         self.last_round
     }
 
-    /// Notes that the child `pid` was reaped, or changed its state: its id is sent KILL again if a child has it.
+    /// Notes that the child `pid` was reaped, or changed its state, so that a child with this id gets KILL again.
     pub(super) fn forget(&mut self, pid: pid_t) {
         self.killed.remove(&pid);
     }
 
     /// Sends KILL to all processes of the `tree` that it can reach now. Returns whether to wait before the next round,
-    /// until the processes have died: not if more of them kept appearing, or only dead ones are left.
+    /// until the processes have died: not if more of them kept appearing, only dead ones are left, or there are more than
+    /// [`CHILDREN_MAX`].
     pub(super) fn round(&mut self, tree: &Tree) -> bool {
         let began = Moment::now();
         // The whole group in one call, which no fork can outrun.

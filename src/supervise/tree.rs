@@ -4,7 +4,7 @@
 //! setpgid(2). So the tree is gone exactly when the parent has no child left, apart from
 //! [inherited](super::inherited_children) ones.
 //!
-//! How it is ended: see [`super::killing`].
+//! How it is killed: see [`super::killing`].
 
 #![allow(unsafe_code)]
 
@@ -212,12 +212,12 @@ impl Tree {
         let until = Moment::now() + REAPING.1.max(round);
         // Of COMMAND's own end this process must know before it decides whether to end it.
         if self.own_child && self.ended.is_none() {
-            reaped.heard_of_command = matches!(wait_for(self.command), Ok(Some(change)) if self.note(change));
+            reaped.heard_of_command = matches!(take_change(self.command), Ok(Some(change)) if self.note(change));
         }
         let mut count = 0;
         while count < REAPING.0 || Moment::now() < until {
             count += 1;
-            match wait_for(-1) {
+            match take_change(-1) {
                 Ok(Some(change)) => reaped.heard_of_command |= self.note(change),
                 Ok(None) => {
                     // Inherited children may outlive the tree; then only /proc shows whether COMMAND's
@@ -352,9 +352,10 @@ impl Processes for Tree {
     }
 }
 
-/// Returns the child whose state has changed, and its status as wait(2) encodes it; `None` if none has, without
-/// waiting. `whom` is its process id, or -1 for any child of this thread. Fails with `ECHILD` if there is no such child.
-fn wait_for(whom: pid_t) -> nix::Result<Option<(pid_t, c_int)>> {
+/// Returns a child whose state has changed, with its status as wait(2) encodes it, and reaps it if it has ended; `None`
+/// if there is none. Never waits. `whom` is its process id, or -1 for any child of this thread. Fails with `ECHILD` if
+/// there is no such child.
+fn take_change(whom: pid_t) -> nix::Result<Option<(pid_t, c_int)>> {
     let mut status = 0;
     let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WNOTHREAD;
     // SAFETY: plain system call that writes one status.

@@ -159,9 +159,10 @@ mod tests {
         state.waiters.remove(0);
         let changes = Changes::of(&found, &state, None);
         assert!(changes.gone.iter().map(|row| row.place).eq([1]) && changes.is_lasting());
-        state.fence = 7;
-        let changes = Changes::of(&found, &state, None);
+        let with_fence = LockState { fence: 7, ..found.state() };
+        let changes = Changes::of(&found, &with_fence, None);
         assert!(matches!(changes.record, Some(RecordChange::Written(_))) && changes.is_lasting());
+        assert!(changes.gone.is_empty());
         let never_used = LockState::default();
         let changes = Changes::of(&found, &never_used, None);
         assert!(matches!(changes.record, Some(RecordChange::Deleted)));

@@ -89,14 +89,14 @@ impl<'a> Operation<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::ending::Ending;
 
     #[test]
     fn what_has_a_token_may_be_carried_out_twice() {
         let claim = Claim::example();
         let (key, token) = (&claim.key, &claim.token);
-        let queue = IfHeld::Queue { max_waiting: Some(1), until: None };
         let under_token = [
-            Operation::Acquire { claim: &claim, if_held: queue },
+            Operation::Acquire { claim: &claim, if_held: IfHeld::Leave },
             Operation::Reserve(&claim),
             Operation::Cancel(&claim),
             Operation::Renew { key, token },
@@ -104,7 +104,27 @@ mod tests {
         ];
         assert!(under_token.iter().all(|operation| operation.is_repeatable() && operation.asking() == Some(token)));
         assert!(!Operation::OnLock(key).is_repeatable());
-        assert!(under_token.map(Operation::counts_waiters) == [true, false, false, false, false]);
-        assert!(under_token.map(Operation::gives_up) == [false, false, true, false, false]);
+    }
+
+    #[test]
+    fn waiters_are_counted_if_their_number_is_limited() {
+        let claim = Claim::example();
+        for max_waiting in [None, Some(1)] {
+            let if_held = IfHeld::Queue { max_waiting, until: None };
+            assert_eq!(Operation::Acquire { claim: &claim, if_held }.counts_waiters(), max_waiting.is_some());
+        }
+        assert!(!Operation::Acquire { claim: &claim, if_held: IfHeld::Leave }.counts_waiters());
+    }
+
+    #[test]
+    fn a_command_may_run_under_a_token_of_the_users_own() {
+        let run = Claim::example();
+        let by_hand = Claim { request: Some(Token::random()), ..run.clone() };
+        let (key, token) = (&run.key, &run.token);
+        assert!(Operation::Cancel(&run).gives_up());
+        assert!(Operation::Release { key, token, how: Release::at_once(Ending::Exited(0)) }.gives_up());
+        assert!(!Operation::Cancel(&by_hand).gives_up());
+        assert!(!Operation::Release { key, token, how: Release::ByHand }.gives_up());
+        assert!(!Operation::Renew { key, token }.gives_up());
     }
 }

@@ -10,17 +10,33 @@ use crate::support::processes::{children, find_program, need_root, send, state};
 use crate::support::store::on_files_and_redis;
 use crate::support::{Holder, LONG, Lockrun, eventually};
 
-/// Leaves a process to the first process of a container, `first`, as a health check may. Returns its id when it is
-/// there.
+/// Leaves so many processes to the first process of a container, `first`, as a health check may. Returns their ids when
+/// they are there.
 #[track_caller]
-fn leave_orphan(first: i32) -> i32 {
+fn leave_orphans(first: i32, count: usize) -> Vec<i32> {
     let before = children(first);
+    let script = format!("i=0; while [ $i -lt {count} ]; do sleep 600 >/dev/null 2>&1 & i=$((i+1)); done");
     let mut enter = Command::new(find_program("nsenter"));
-    enter.args(["--target", &first.to_string(), "--pid", "sh", "-c", "sleep 600 >/dev/null 2>&1 &"]);
-    assert!(enter.status().expect("nsenter(1) starts").success(), "it is left");
-    eventually_some(LONG, "the first process has inherited it", || {
-        children(first).into_iter().find(|pid| !before.contains(pid))
+    enter.args(["--target", &first.to_string(), "--pid", "sh", "-c", &script]);
+    assert!(enter.status().expect("nsenter(1) starts").success(), "they are left");
+    eventually_some(LONG, "the first process has inherited them", || {
+        let orphans: Vec<i32> = children(first).into_iter().filter(|pid| !before.contains(pid)).collect();
+        (orphans.len() == count).then_some(orphans)
     })
+}
+
+/// Leaves more processes that die at once than are reaped at once.
+#[track_caller]
+fn reaps_many(first: i32) {
+    let orphans = leave_orphans(first, 300);
+    send(first, Signal::SIGSTOP);
+    for pid in &orphans {
+        send(*pid, Signal::SIGKILL);
+    }
+    let are_dead = || orphans.iter().all(|pid| state(*pid) == Some('Z'));
+    eventually(LONG, "all are dead", are_dead);
+    send(first, Signal::SIGCONT);
+    eventually(LONG, "all are reaped", || orphans.iter().all(|pid| state(*pid).is_none()));
 }
 
 // "Nothing is left": as any first process, lockrun reaps what it inherits, while it waits and while the command runs.
@@ -33,7 +49,7 @@ on_files_and_redis!(what_others_leave_behind_is_reaped, |store| {
     run.wait_for_stderr("waiting");
     let [lockrun] = children(run.pid())[..] else { panic!("unshare(1) has one child") };
     let reaps = || {
-        let orphan = leave_orphan(lockrun);
+        let [orphan] = leave_orphans(lockrun, 1)[..] else { panic!("it is one") };
         send(orphan, Signal::SIGKILL);
         eventually(LONG, "the orphan is reaped", || state(orphan).is_none());
     };
@@ -41,6 +57,7 @@ on_files_and_redis!(what_others_leave_behind_is_reaped, |store| {
     holder.end();
     run.wait_for_line("ready");
     reaps();
+    reaps_many(lockrun);
     send(lockrun, Signal::SIGTERM);
     run.wait().exited(128 + Signal::SIGTERM as i32);
 });

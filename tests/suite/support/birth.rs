@@ -118,20 +118,21 @@ impl Birth {
     }
 }
 
-/// Makes this thread pass on no signal disposition, mask, descriptor or terminal to the programs that it starts. Returns
-/// false if this process cannot give up its terminal.
+/// Makes this thread pass on no signal disposition, mask, descriptor or terminal to the programs that it starts: the
+/// process gives up its terminal and ignores no signal any more, its descriptors are closed by exec, and the thread
+/// blocks no signal. Returns false if the process cannot give up its terminal.
 fn pass_on_nothing() -> bool {
     static PROCESS_PASSES_ON_NOTHING: LazyLock<bool> = LazyLock::new(|| {
         // The leader of a session would end it with its terminal.
-        let can_give_up_terminal = getsid(None) != Ok(getpid());
-        if can_give_up_terminal {
-            give_up_terminal();
+        if getsid(None) == Ok(getpid()) {
+            return false;
         }
+        give_up_terminal();
         // SAFETY: plain integers.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         // The standard library resets PIPE itself.
-        (1..=64).filter(|number| *number != libc::SIGPIPE && is_ignored(*number)).for_each(ignore_without_children);
-        can_give_up_terminal
+        (1..=64).filter(|number| *number != libc::SIGPIPE && is_ignored(*number)).for_each(ignore_in_this_process_only);
+        true
     });
     SigSet::empty().thread_set_mask().expect("a thread may unblock every signal");
     *PROCESS_PASSES_ON_NOTHING
@@ -145,9 +146,9 @@ fn is_ignored(number: i32) -> bool {
     unsafe { libc::sigaction(number, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN }
 }
 
-/// Lets this process go on without the signal of this number, but not the programs that it starts: exec resets a signal
-/// that has a handler, and does not reset one that is ignored.
-fn ignore_without_children(number: i32) {
+/// Goes on ignoring the signal of this number in this process, but not in the programs that it starts: exec resets a
+/// signal that has a handler, but not one that is ignored.
+fn ignore_in_this_process_only(number: i32) {
     extern "C" fn nothing(_: i32) {}
     // SAFETY: all bits zero is a valid record: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

@@ -118,7 +118,7 @@ impl Terminal {
     /// Reads what is there, waiting a little. Returns false if the other end is closed.
     fn read_more(&mut self) -> bool {
         let mut fds = [PollFd::new(self.screen.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut fds, PollTimeout::from(20_u8)).is_ok_and(|ready| ready == 0) {
+        if !poll(&mut fds, PollTimeout::from(20_u8)).is_ok_and(|ready| ready > 0) {
             return true;
         }
         let mut some = [0; 4096];

@@ -108,6 +108,8 @@ fn a_store_learns_whether_a_lease_begins() {
         let applied = lock.state.acquire(&ask(&claim), &lock.world).expect("a fence is left");
         assert_eq!(applied.begins_lease, !by_hand, "a lease that ends as before may be a new one all the same");
     }
+    assert!(lock.state.renew(&token("a"), None, &lock.world).begins_lease);
+    assert!(!lock.state.renew(&token("b"), None, &lock.world).begins_lease, "it holds nothing");
 }
 
 #[test]

@@ -14,6 +14,15 @@ fn a_lease_that_has_run_out_frees_the_lock() {
 }
 
 #[test]
+fn each_of_several_holders_holds_the_lock() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 0);
+    lock.acquire("b", 0);
+    let is_held_by = |name| lock.state.is_held_by(&token(name), &lock.world);
+    assert_eq!(["a", "b", "c"].map(is_held_by), [true, true, false]);
+}
+
+#[test]
 fn a_renewal_prolongs() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);

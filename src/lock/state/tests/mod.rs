@@ -29,6 +29,8 @@ pub(in crate::lock::state) struct World {
     pub(in crate::lock::state) epoch: String,
     /// The slots that processes hold in the kernel.
     pub(in crate::lock::state) slots: HashSet<u32>,
+    /// How many waiters were not read.
+    unread_waiters: usize,
     /// To how many waiters one operation may hand the lock.
     pub(in crate::lock::state) hand_offs_max: usize,
 }
@@ -52,6 +54,10 @@ impl StoreView for World {
 
     fn take_slot(&self, slot: u32) -> bool {
         !self.slots.contains(&slot)
+    }
+
+    fn unread_waiters(&self) -> usize {
+        self.unread_waiters
     }
 
     fn hand_offs_max(&self) -> usize {
@@ -121,7 +127,13 @@ fn lasts(seconds: u64) -> Ttl {
 
 impl World {
     pub(in crate::lock::state) fn new() -> Self {
-        World { now: Now::unix(START), epoch: "one".into(), slots: HashSet::new(), hand_offs_max: usize::MAX }
+        World {
+            now: Now::unix(START),
+            epoch: "one".into(),
+            slots: HashSet::new(),
+            unread_waiters: 0,
+            hand_offs_max: usize::MAX,
+        }
     }
 }
 

@@ -239,6 +239,20 @@ fn a_full_queue_is_not_joined_and_a_free_lock_is_acquired_all_the_same() {
 }
 
 #[test]
+fn waiters_that_were_not_read_count_in_a_full_queue() {
+    for (unread_waiters, place) in [(1, Some(1)), (2, None)] {
+        let mut lock = queue(&["b"]);
+        lock.world.unread_waiters = unread_waiters;
+        let c = claim("c", 1);
+        assert_eq!(
+            held(&lock.ask(&Ask { if_held: queue_up_to(3), ..ask(&c) })),
+            (Some("a"), place),
+            "{unread_waiters}"
+        );
+    }
+}
+
+#[test]
 fn a_waiter_whose_run_is_not_needed_any_more_is_passed_by_and_woken() {
     let mut lock = queue(&[]);
     let daily = Claim { once_per: Some(Duration::from_hours(20)), ..claim("b", 1) };

@@ -14,6 +14,18 @@ fn only_the_first_waiter_asks_for_a_lock_that_is_free() {
 }
 
 #[test]
+fn a_waiter_looks_when_the_lease_or_a_place_ahead_ends_whichever_is_first() {
+    let mut lock = Lock::new();
+    lock.acquire("a", 1);
+    // The lease ends in 30 s.
+    for (place_ends_in, looks_in) in [(20_000, 20), (40_000, 30)] {
+        let ahead = Ahead { count: 0, first_end_ms: Some(START + place_ends_in), ..Ahead::default() };
+        let held = lock.state.still_waits(&claim("c", 1), ahead, &lock.world).expect("it waits");
+        assert_eq!(held.look_in, Some(Duration::from_secs(looks_in)));
+    }
+}
+
+#[test]
 fn a_success_is_news_to_a_run_that_it_may_make_superfluous() {
     let mut lock = Lock::new();
     let seen = lock.state.seen();
