@@ -1,6 +1,7 @@
 //! Under a lease the guardian does the work: it waits, runs the command and releases. What happens when it or lockrun
 //! dies or is stopped, mostly before COMMAND starts; for the rest see `faults` and `outliving`.
 
+use std::fs;
 use std::time::Duration;
 
 use nix::libc;
@@ -144,7 +145,12 @@ on_every_lease_store!(nothing_begins_while_lockrun_is_stopped, |store| {
     let server = store.server();
     server.pause();
     let mut run = Lockrun::new(store).key("stopped").args(["--ttl", "60s"]).command(["echo", "begun"]).spawn();
-    eventually(LONG, "it has a guardian", || children(run.pid()).len() == 1);
+    // It asks for no lock while lockrun is stopped, so it has to be on its way before that.
+    let is_socket =
+        |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|it| it.to_string_lossy().starts_with("socket:"));
+    let has_connection =
+        |pid: &i32| fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().any(is_socket);
+    eventually(LONG, "its guardian has connected", || children(run.pid()).first().is_some_and(has_connection));
     stop(run.pid());
     server.resume();
     eventually(LONG, "the lock is its own", || is_held(store, "stopped"));
