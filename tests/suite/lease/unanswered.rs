@@ -246,6 +246,7 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
         let run = run.close();
         eventually(LONG, "it is released once", || store.server().requests() > before);
         eventually(LONG, "it is noted", || status(store, "twice")["last"]["status"] == 0);
+        let before = proxy.connections();
         proxy.set(Mode::HoldUpTo(u64::MAX));
         let last = if options.len() > 2 {
             renew(store, "twice", &its, &["--ttl", "2h"]).exited(0);
@@ -256,7 +257,6 @@ on_every_lease_store!(what_is_tried_again_is_not_done_twice, |store| {
             token(store, "twice", &["--token", OURS, "--ttl", "2h"]);
             last
         };
-        let before = proxy.connections();
         eventually(LONG, "it is tried again", || proxy.connections() > before);
         proxy.set(Mode::Pass);
         run.wait().exited(0).silent();
