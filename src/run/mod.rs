@@ -28,6 +28,7 @@ use crate::lock::lease::{LocalLease, Ttl};
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::lock::token::Token;
 use crate::report;
+use crate::report::event::Event;
 use crate::report::reporter::Reporter;
 use crate::store::{Backend, Claim, Grant};
 use crate::supervise::guardian::Guardian;
@@ -59,6 +60,12 @@ pub fn run(plan: &Plan, signals: &Signals) -> Result<Outcome> {
             supervise::call_what_ends_a_command();
         }
         return Run::new(plan, claim)?.carry_out(store, signals, None);
+    }
+    // The guardian does not get what is pending now, and on a busy machine could have run COMMAND before lockrun relays
+    // it.
+    if let Some(signal) = signals.obey() {
+        Run::new(plan, claim)?.reporter.report(Event::Interrupted(signal));
+        return Ok(Outcome::terminated_by(signal));
     }
     let forked = parent::fork();
     match forked.map_err(|errno| anyhow!("cannot start lockrun's guardian process: {}", why_no_process(errno)))? {
