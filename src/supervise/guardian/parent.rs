@@ -194,8 +194,8 @@ impl Parent {
                 return self.take_over(signals);
             }
             let is_behind = self.reap_others();
-            let look_at = continues.then(|| Moment::now() + STOPPED_CHECK);
-            let look_at = if is_behind { Some(Moment::now()) } else { look_at };
+            let look_in = if is_behind { Some(Duration::ZERO) } else { continues.then_some(STOPPED_CHECK) };
+            let look_at = look_in.map(|span| Moment::now() + span);
             let [bell, end] = self.receiver.waited_for();
             // An alarm that has rung for nothing would end every wait.
             let alarm = if is_late { PollFlags::empty() } else { PollFlags::POLLIN };
