@@ -3,7 +3,7 @@
 use crate::support::fake::{Fake, Manner};
 use crate::support::postgres::Setup;
 use crate::support::tls::Certificates;
-use crate::support::{LeaseServer, Lockrun, Output, Postgres};
+use crate::support::{LONG, LeaseServer, Lockrun, Output, Postgres, eventually};
 
 /// Admits every encrypted connection.
 const ENCRYPTED: &str = "hostssl all all 127.0.0.1/32 trust";
@@ -26,11 +26,12 @@ fn fails(postgres: &Postgres, parameters: &str) {
 /// Returns whether the only client of this server was encrypted.
 fn was_encrypted(postgres: &Postgres, parameters: &str) -> bool {
     let url = postgres.url_as("postgres", parameters);
-    let mut run = Lockrun::at(&url).key("tls").sh("echo ready; read line || :").with_open_input();
-    run.run.wait_for_line("ready");
     let backends = "FROM pg_stat_activity JOIN pg_stat_ssl USING (pid)
         WHERE backend_type = 'client backend' AND application_name <> 'suite'";
     let count = |condition: &str| postgres.count(&format!("SELECT count(*) {backends} {condition}"));
+    eventually(LONG, "the sessions of earlier clients have ended", || count("") == 0);
+    let mut run = Lockrun::at(&url).key("tls").sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
     let (all, encrypted) = (count(""), count("AND ssl"));
     assert!(all > 0 && (encrypted == 0 || encrypted == all), "{encrypted} of {all}");
     run.finish().exited(0);

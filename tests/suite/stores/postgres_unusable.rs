@@ -229,7 +229,7 @@ fn a_standby_that_speaks_another_language() {
 fn no_password_in_any_output() {
     let postgres = Postgres::with_password("scram-sha-256", "somebody", PLAIN);
     let url = at(postgres.port());
-    let mut run = Lockrun::bare().env("LOCKRUN_STORE", &url).key("quiet").args(["-v", "--ttl", "2s"]);
+    let mut run = Lockrun::bare().env("LOCKRUN_STORE", &url).key("quiet").args(["-v", "--renew-every", "300ms"]);
     run = run.sh("echo ready; read line || :");
     let mut run = run.with_open_input();
     run.run.wait_for_line("ready");

@@ -12,7 +12,7 @@ use crate::support::hand::{acquire, break_lock, is_held, release, token, until_w
 use crate::support::holder::is_free;
 use crate::support::lockrun::waiting_for_its_end;
 use crate::support::processes::state;
-use crate::support::proxy::Mode;
+use crate::support::proxy::{Mode, Proxy};
 use crate::support::store::on_postgres;
 use crate::support::{LONG, LeaseServer, Lockrun, Postgres, Queue, Store, eventually, stays_true_for};
 
@@ -25,18 +25,23 @@ fn waits(url: &str) -> Lockrun {
     Lockrun::at(url).key("k").args(["--wait", "--store-timeout", "2s"])
 }
 
+/// Waits until the lock is held, and the answer that says so is on its way through the proxy, which delays it.
+fn until_it_is_held_unknowingly(store: &Store, proxy: &Proxy) {
+    eventually(LONG, "the lock is its own, and it does not know yet", || proxy.delayed() > 0 && is_held(store, "k"));
+}
+
 // "One at a time", also if a waiter learns so late that it has the lock that it has lost it again. It goes on waiting.
 on_postgres!(a_late_grant_that_is_lost_by_then, |store, postgres| {
     assert!(is_free(store, "k"));
-    let proxy = store.proxy();
     let lose: [fn(&Store, &Postgres); 2] = [
         |store, _| drop(break_lock(store, "k", &["--now"]).exited(0)),
         |_, postgres| drop(postgres.ask("DELETE FROM lockrun.locks")),
     ];
     for lose in lose {
+        let proxy = store.proxy();
         proxy.set(Mode::DelayAnswers(LATE));
         let waiter = waits(&proxy.url()).args(["--ttl", "none"]).command(["echo", "ran"]).spawn();
-        eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+        until_it_is_held_unknowingly(store, &proxy);
         proxy.set(Mode::Pass);
         lose(store, postgres);
         let other = token(store, "k", &["--ttl", "none"]);
@@ -53,7 +58,7 @@ on_postgres!(a_late_grant_that_is_revoked_by_then, |store, _postgres| {
     let proxy = store.proxy();
     proxy.set(Mode::DelayAnswers(LATE));
     let waiter = waits(&proxy.url()).args(["--ttl", "10m"]).command(["echo", "ran"]).spawn();
-    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    until_it_is_held_unknowingly(store, &proxy);
     proxy.set(Mode::Pass);
     break_lock(store, "k", &[]).exited(0);
     waiter.wait().exited(69).printed("").said("revoked");
@@ -67,7 +72,7 @@ on_postgres!(a_late_grant_whose_lease_is_over_by_then, |store, _postgres| {
     proxy.set(Mode::DelayAnswers(Duration::from_secs(7)));
     let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "--ttl", "6s", "--store-timeout", "4s"]);
     let waiter = call.args(["--renew-every", "500ms", "--kill-after", "500ms"]).command(["echo", "ran"]).spawn();
-    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    until_it_is_held_unknowingly(store, &proxy);
     proxy.set(Mode::Pass);
     waiter.wait().exited(0).printed("ran\n").silent();
 });
@@ -78,7 +83,7 @@ on_postgres!(a_late_grant_that_cannot_be_confirmed, |store, postgres| {
     let proxy = store.proxy();
     proxy.set(Mode::DelayAnswers(LATE));
     let waiter = waits(&proxy.url()).args(["--ttl", "10m"]).command(["echo", "ran"]).spawn();
-    eventually(LONG, "the lock is its own, and it does not know yet", || is_held(store, "k"));
+    until_it_is_held_unknowingly(store, &proxy);
     let before = proxy.connections();
     proxy.set(Mode::CloseAt(postgres.word()));
     eventually(LONG, "it has connected again", || proxy.connections() > before);

@@ -20,6 +20,9 @@ use super::lease_server::LeaseServer;
 /// How long a thread sleeps before it checks the mode again.
 const TICK: Duration = Duration::from_millis(5);
 
+/// What the name of a Sentinel's connection begins with, which it sends first.
+const SENTINEL: &str = "\nsentinel-";
+
 /// What happens to traffic.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Mode {
@@ -57,7 +60,8 @@ pub(crate) enum Mode {
     HoldAt(&'static str),
     /// A connection on which this word is sent is closed instead.
     CloseAt(&'static str),
-    /// One reply in three, at random, is garbled; this is the seed.
+    /// One reply in three, at random, is garbled; this is the seed. Those to a Sentinel, which connects to the servers
+    /// that it monitors, pass: it could crash.
     Garble(u64),
     /// Each reply is replaced by these bytes.
     Answer(&'static [u8]),
@@ -72,6 +76,8 @@ pub(crate) enum Mode {
 #[derive(Default)]
 struct Link {
     number: u64,
+    /// The client is a Sentinel.
+    is_a_sentinels: AtomicBool,
     /// The server has sent something since the client did.
     is_answered: AtomicBool,
     /// The client has sent a request that changes a lock.
@@ -104,6 +110,7 @@ struct Shared {
     changes: AtomicU64,
     held: AtomicU64,
     delivered: AtomicU64,
+    delayed: AtomicU64,
     replies: AtomicU64,
 }
 
@@ -134,6 +141,7 @@ impl Proxy {
             changes: AtomicU64::new(0),
             held: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
+            delayed: AtomicU64::new(0),
             replies: AtomicU64::new(0),
         });
         let acceptor = thread::spawn({
@@ -194,6 +202,11 @@ impl Proxy {
     /// connection.
     pub(crate) fn delivered(&self) -> u64 {
         self.shared.delivered.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many replies were, or still are, delayed. One to a request that has taken effect may not have come yet.
+    pub(crate) fn delayed(&self) -> u64 {
+        self.shared.delayed.load(Ordering::Relaxed)
     }
 }
 
@@ -342,7 +355,7 @@ impl Shared {
             }
             let bytes = match self.mode() {
                 Mode::Answer(bytes) if !is_request => bytes.to_vec(),
-                Mode::Garble(seed) if !is_request => match self.garble(bytes, seed) {
+                Mode::Garble(seed) if !is_request && !has(&link.is_a_sentinels) => match self.garble(bytes, seed) {
                     Garbled::Once(bytes) => bytes,
                     Garbled::Endless(bytes) => {
                         while !self.is_over() && to.write_all(&bytes).is_ok() {}
@@ -352,6 +365,7 @@ impl Shared {
                 _ => bytes.to_vec(),
             };
             on_its_way.push_back((Instant::now() + delay, bytes));
+            self.delayed.fetch_add(u64::from(!delay.is_zero()), Ordering::Relaxed);
             if !deliver(&mut on_its_way, to) {
                 break;
             }
@@ -413,6 +427,7 @@ impl Shared {
         }
         let is_first = link.is_answered.swap(false, Ordering::Relaxed);
         self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
+        link.is_a_sentinels.fetch_or(contains(bytes, SENTINEL), Ordering::Relaxed);
         let changes = contains(bytes, self.word);
         link.has_changed.fetch_or(changes, Ordering::Relaxed);
         // A long message comes in several parts, of which only the first may contain the word.
