@@ -29,7 +29,8 @@ on_every_store!(a_long_command_keeps_its_lock, |store| {
 
 // "A crash frees it within ttl + 1 s on a lease store, at once on the file store."
 on_every_store!(a_crash_frees_the_lock, |store| {
-    let call = Lockrun::new(store).key("crash").args(["--ttl", "2s"]);
+    let terms = ["--ttl", "2s", "--renew-every", "300ms", "--kill-after", "100ms", "--store-timeout", "1s"];
+    let call = Lockrun::new(store).key("crash").args(terms);
     let mut holder = Holder::with(&call, &[]);
     assert!(!is_free(store, "crash"));
     holder.run().kill_everything();

@@ -307,7 +307,8 @@ on_every_lease_store!(connections_are_reset_while_waiting, |store| {
 
 // "It cannot hold when the store forgets": yet all waiters run, one at a time.
 on_every_lease_store!(everything_is_deleted, |store| {
-    let call = Lockrun::new(store).key("deleted").args(["--ttl", "3s", "--kill-after", "500ms"]);
+    let call =
+        Lockrun::new(store).key("deleted").args(["--ttl", "3s", "--kill-after", "500ms", "--store-timeout", "1s"]);
     let mut holder = Holder::with(&call, &[]);
     let mut queue = Queue::new(store, "deleted");
     queue.join(10);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::support::postgres::path_of_psql;
 use crate::support::sequence::{reserve, reserved};
 use crate::support::store::{on_every_lease_store, on_every_store};
 use crate::support::{Lockrun, Postgres, Store};
@@ -29,7 +30,7 @@ fn shop(store: &Store, sell: impl FnOnce(&Postgres)) {
 fn seller(store: &Store, postgres: &Postgres) -> Lockrun {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/next-serial");
     // Close to where the letters change.
-    postgres.known_to(reserve(store, "AAAZ-9971")).arg("--next").arg(program)
+    postgres.known_to(reserve(store, "AAAZ-9971")).env("PATH", path_of_psql()).arg("--next").arg(program)
 }
 
 fn sold(postgres: &Postgres) -> Vec<String> {

@@ -74,8 +74,8 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
         let database = encoding.to_lowercase();
         postgres.ask(&format!("CREATE DATABASE {database} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"));
         let url = store.url().replacen("/postgres?", &format!("/{database}?"), 1);
-        let acquired = Lockrun::bare().args(["acquire", "--store", &url, "--ttl", "2s"]).key("clé").run();
-        acquired.exited(0);
+        let acquires = Lockrun::bare().args(["acquire", "--store", &url, "--ttl", "2s", "--store-timeout", "1900ms"]);
+        acquires.key("clé").run().exited(0);
         // One waiter reads the other's row, and when a lease ends.
         let waiters = [(); 2].map(|()| Lockrun::at(&url).key("clé").arg("--wait").command(["echo", WORDS]).spawn());
         for waiter in waiters {

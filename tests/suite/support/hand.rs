@@ -93,7 +93,7 @@ pub(crate) fn waiters(store: &Store, key: &str) -> Vec<Value> {
 #[track_caller]
 pub(crate) fn throughout(store: &Store, ttl: &str, mut look: impl FnMut()) {
     const CLOCK: &str = "the clock of a test";
-    token(store, CLOCK, &["--ttl", ttl]);
+    token(store, CLOCK, &["--ttl", ttl, "--store-timeout", "900ms"]);
     while is_held(store, CLOCK) {
         look();
     }

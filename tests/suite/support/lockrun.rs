@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::birth::Birth;
 use super::deadline::{self, LONG, eventually, eventually_some};
+use super::memory;
 use super::output::{Output, fail, read, text};
 use super::processes::{self, MARK, PATH};
 use super::reasons;
@@ -195,8 +196,8 @@ impl Lockrun {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let mark = format!("{}-{number}", std::process::id());
-        let stdout = tempfile::tempfile().expect("a temporary file");
-        let stderr = tempfile::tempfile().expect("a temporary file");
+        let stdout = memory::file();
+        let stderr = memory::file();
         let mut command = Command::new(&argv[0]);
         command
             .args(&argv[1..])
@@ -225,7 +226,7 @@ pub(crate) fn waiting_for_its_end(call: &Lockrun) -> Open {
 }
 
 fn holding(bytes: &[u8]) -> File {
-    let mut file = tempfile::tempfile().expect("a temporary file");
+    let mut file = memory::file();
     file.write_all(bytes).expect("the input is written");
     file.seek(SeekFrom::Start(0)).expect("the input is rewound");
     file

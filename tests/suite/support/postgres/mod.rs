@@ -25,11 +25,18 @@ use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
 use super::ports::free_port;
-use super::processes::{children, send};
+use super::processes::{PATH, children, send};
 use super::tls::Certificates;
 
 pub(crate) use self::lease_server::what_holds;
 pub(crate) use self::pooled::{Pooled, SESSIONS};
+
+/// Returns a search path on which psql itself comes before Debian's program of that name, which chooses a version in
+/// ten times the time that a statement takes.
+pub(crate) fn path_of_psql() -> String {
+    let psql = find_server_program("psql");
+    format!("{}:{PATH}", psql.parent().expect("a directory").display())
+}
 
 /// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the
 /// machine, which no test causes.

@@ -15,8 +15,11 @@ use crate::support::memory;
 /// The options of initdb. The data is small, since each test has a copy.
 const INITDB: [&str; 9] = ["-N", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--wal-segsize=1"];
 
-/// The extension with which the tests count requests.
-const EXTENSION: &str = "CREATE EXTENSION pg_stat_statements";
+/// What is done once, a statement a line: the extension with which the tests count requests, and a database less to
+/// copy, since `template0` serves as well.
+const STATEMENTS: &str = "CREATE EXTENSION pg_stat_statements
+UPDATE pg_database SET datistemplate = false WHERE datname = 'template1'
+DROP DATABASE template1";
 
 /// Copies the data of an empty server to this path, which must not exist yet.
 pub(super) fn copy_to(data: &Path) {
@@ -29,7 +32,7 @@ pub(super) fn copy_to(data: &Path) {
 fn template() -> PathBuf {
     let version = output_of(Command::new(find_server_program("postgres")).arg("--version"));
     let mut hasher = DefaultHasher::new();
-    (INITDB, EXTENSION, version, Uid::effective().as_raw()).hash(&mut hasher);
+    (INITDB, STATEMENTS, "pg_resetwal", version, Uid::effective().as_raw()).hash(&mut hasher);
     let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("postgres-{:016x}", hasher.finish()));
     if !template.is_dir() {
         make(&template);
@@ -41,11 +44,13 @@ fn make(template: &Path) {
     let place = memory::directory();
     let data = place.path().join("data");
     output_of(unprivileged(&find_server_program("initdb"), place.path()).args(INITDB).arg("-D").arg(&data));
-    let statement = place.path().join("statement");
-    fs::write(&statement, EXTENSION).expect("a file of our own");
+    // Most of the write-ahead log is kept only to be written over.
+    output_of(unprivileged(&find_server_program("pg_resetwal"), place.path()).arg("-D").arg(&data));
+    let statements = place.path().join("statements");
+    fs::write(&statements, STATEMENTS).expect("a file of our own");
     let mut single = unprivileged(&find_server_program("postgres"), place.path());
     single.arg("--single").arg("-D").arg(&data).arg("postgres");
-    output_of(single.stdin(fs::File::open(&statement).expect("a file of our own")));
+    output_of(single.stdin(fs::File::open(&statements).expect("a file of our own")));
     // Another test may make it at the same time: the first complete copy is used.
     let copy = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory");
     output_of(Command::new("cp").arg("-a").arg(&data).arg(copy.path()));
