@@ -26,7 +26,7 @@ pub struct KeyStatus {
     pub success: Option<Success>,
     /// The last used value of its sequence, if it has one.
     pub value: Option<String>,
-    /// How long the lock is withheld, see [`Held::withheld`](crate::lock::answer::Held::withheld).
+    /// How long the lock is withheld, see [`Held::withheld`](crate::lock::held::Held::withheld).
     pub withheld: Option<Duration>,
 }
 

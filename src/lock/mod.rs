@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod claim;
 pub mod ending;
+pub mod held;
 pub mod holder;
 pub mod key;
 pub mod key_status;

@@ -31,6 +31,7 @@ pub use error::{RequestError, RetryClass, StoreError, left_behind};
 
 pub use crate::lock::answer::*;
 pub use crate::lock::claim::{Claim, Mode};
+pub use crate::lock::held::Held;
 pub use crate::lock::key_status::*;
 pub use crate::lock::state::{IfHeld, Release, Retain, Wanted, integer};
 

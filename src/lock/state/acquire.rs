@@ -1,8 +1,9 @@
 //! Who gets the lock: slots, and repeated requests.
 
 use super::{Applied, FenceExhausted, HolderState, LeaseRecord, LockState, Now, Purpose, StoreView, Value, millis};
-use crate::lock::answer::{Acquired, Grant, Held};
+use crate::lock::answer::{Acquired, Grant};
 use crate::lock::claim::{Claim, Mode};
+use crate::lock::held::Held;
 use crate::sys::clock::Moment;
 
 /// A request for the lock.

@@ -21,7 +21,7 @@
 //! | revocation | `revoke.rs` |
 //! | sequences | `sequence.rs` |
 //! | status, pruning | `status.rs` |
-//! | what a waiter is told that has prolonged its place, or read only the record | `still_waiting.rs` |
+//! | the answer to a waiter that has prolonged its place, or read only the record | `wait_answer.rs` |
 
 mod acquire;
 mod fence;
@@ -33,7 +33,7 @@ mod release;
 mod revoke;
 mod sequence;
 mod status;
-mod still_waiting;
+mod wait_answer;
 
 #[cfg(test)]
 mod histories;
@@ -44,9 +44,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::answer::Held;
 use super::claim::Mode;
 use super::ending::Ending;
+use super::held::Held;
 use super::holder::Holder;
 use super::token::Token;
 
@@ -56,7 +56,7 @@ pub use lease::{LeaseRecord, UNKNOWN_EPOCH, millis};
 pub use queue::{ASKS_PER_PLACE, Cancelled, LOOKERS, WaiterState};
 pub use release::{Release, Retain};
 pub use sequence::{Wanted, integer};
-pub use still_waiting::{Ahead, Seen, look_again};
+pub use wait_answer::{Ahead, Seen, look_again};
 
 /// Everything that is kept about one key. Times are milliseconds of the store's clock, unless they are marked as Unix
 /// time.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{Applied, HolderState, LeaseRecord, LockState, Purpose, StoreView};
-use crate::lock::answer::{Held, LivingHolder, Revoked};
+use crate::lock::answer::{LivingHolder, Revoked};
+use crate::lock::held::Held;
 use crate::lock::holder::Holder;
 
 impl LockState {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{HolderState, LockState, Now, StoreView, WaiterState, millis};
-use crate::lock::answer::Held;
 use crate::lock::claim::Mode;
+use crate::lock::held::Held;
 use crate::lock::key::Key;
 use crate::lock::key_status::{HolderStatus, KeyStatus, WaiterStatus};
 use crate::lock::token::Token;

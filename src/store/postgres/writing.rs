@@ -7,9 +7,9 @@
 use super::batch::Batch;
 use super::connection::{Answer, Connection};
 use super::failure::Failure;
-use super::operation::{Attempt, Notices};
 use super::reading::{Snapshot, WaitsBy, delete_ended};
 use super::schema::Tables;
+use super::transaction::{Attempt, Notices};
 use crate::lock::token::Token;
 use crate::store::RetryClass;
 use crate::store::engine::{Changes, RecordChange, Transition, json};

@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::super::tests::{ask, claim, mode, token};
 use super::promises::are_allowed;
 use super::*;
-use crate::lock::answer::{Grant, Held};
+use crate::lock::answer::Grant;
 use crate::lock::claim::{Claim, Mode};
+use crate::lock::held::Held;
 use crate::lock::lease::Ttl;
 
 /// Returns the number of slots, as [`mode`] takes it.

@@ -7,7 +7,7 @@ mod queue;
 mod releasing;
 mod revoking;
 mod sequences;
-mod still_waiting;
+mod wait_answer;
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! What a waiter does that has read the record.
 
 use super::*;
-use crate::lock::state::still_waiting::Ahead;
+use crate::lock::state::wait_answer::Ahead;
 
 #[test]
 fn only_the_first_waiter_asks_for_a_lock_that_is_free() {

@@ -1,11 +1,11 @@
-//! What a waiter does that reads the record of the lock, but neither asks for the lock nor reads the other waiters.
+//! The answer to a waiter that has prolonged its place, or has read the record, without asking for the lock itself.
 
 use std::time::Duration;
 
 use super::queue::look_at_ms;
 use super::{LockState, StoreView, Success};
-use crate::lock::answer::Held;
 use crate::lock::claim::Claim;
+use crate::lock::held::Held;
 
 /// The waiters ahead of one that has prolonged its place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
