@@ -110,7 +110,7 @@ class Postgres:
         The log has statements. The reading half ends with the question for the waiters; where that is asked again, for all of them,
         it is a request more.
         """
-        # A place is prolonged in one request.
+        # A place is renewed in one request.
         requests, asked, begun, whole = [], {}, {}, set()
         with open(self.log, encoding="utf-8", errors="replace") as log:
             log.seek(offset)

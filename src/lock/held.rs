@@ -20,10 +20,10 @@ pub struct Held {
     /// How long the lock is withheld from everybody, because the store has started or failed over to a new primary, and
     /// may not know of a lock that was acquired just before.
     pub withheld: Option<Duration>,
-    /// Our place in the queue, from 0, if the store keeps the queue: then the place has to be prolonged.
+    /// Our place in the queue, from 0, if the store keeps the queue: then the place has to be renewed.
     pub place: Option<u64>,
     /// In how long to ask again, although nothing wakes us: a lease, or a place ahead of ours, has ended then. `None`:
-    /// not before our place has to be prolonged.
+    /// not before our place has to be renewed.
     pub look_in: Option<Duration>,
     /// The last fence issued, if we wait.
     pub last_fence: u64,

@@ -120,7 +120,7 @@ impl Terms {
     }
 
     /// Returns the terms of the lease of a waiter to which the lock was handed. It is as long as the waiter's `place`
-    /// in the queue, and is renewed no later than the place would have been prolonged.
+    /// in the queue, and is renewed no later than the place would have been.
     pub fn after_hand_off(self, place: Duration) -> Self {
         Terms { ttl: place, renew_every: self.renew_every.min(place / ASKS_PER_PLACE), ..self }
     }

@@ -154,7 +154,7 @@ impl<'a> WaitingClaim<'a> {
                     let last_fence = held.last_fence;
                     self.held = Some(held);
                     match self.store.await_turn(self.claim, wake_at, waiter, watcher) {
-                        // The lease counts from the last request that was answered "you wait": the store prolonged the
+                        // The lease counts from the last request that was answered "you wait": the store renewed the
                         // place when it arrived, and handed the lock over after that. A wake-up with an earlier fence
                         // was late: it says nothing of this place. While lockrun is stopped, nothing starts.
                         Ok(Wakeup::HandedOver { fence, slot })
@@ -220,11 +220,11 @@ impl<'a> WaitingClaim<'a> {
         }
     }
 
-    /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be prolonged that the
-    /// request sent at `sent_at` has prolonged.
+    /// Returns when to ask again if nothing happens: at `look_at`, or when the place has to be renewed that the
+    /// request sent at `sent_at` has renewed.
     fn ask_at(&self, sent_at: Moment, look_at: Option<Moment>) -> Moment {
-        let prolong_at = sent_at + self.claim.place() / ASKS_PER_PLACE;
-        look_at.map_or(prolong_at, |look_at| look_at.min(prolong_at))
+        let renew_at = sent_at + self.claim.place() / ASKS_PER_PLACE;
+        look_at.map_or(renew_at, |look_at| look_at.min(renew_at))
     }
 
     /// Returns whether COMMAND may start under a lock that was handed over after the request sent at `sent_at`, before

@@ -81,7 +81,7 @@ trait Location: Send + Sync {
 /// the store was opened. After an error the outcome is unknown: the request may have taken effect.
 pub trait Store: Send {
     /// Requests the lock, once. If it is held, the claim joins or leaves the queue as `if_held` says. A claim that
-    /// waits already prolongs its place by that: see [`Claim::place`]. Repeating the request under the same token must
+    /// waits already renews its place by that: see [`Claim::place`]. Repeating the request under the same token must
     /// be safe, whatever the answer was.
     ///
     /// The answer that the claim waits promises: from then on, until `Claim::place` after this request was sent, the

@@ -34,7 +34,7 @@ pub enum IfHeld {
 }
 
 impl LockState {
-    /// Requests the lock: joins the queue, or prolongs the place in it, and hands the lock off to the first waiters. If
+    /// Requests the lock: joins the queue, or renews the place in it, and hands the lock off to the first waiters. If
     /// the request is not one of them, it does as [`Ask::if_held`] says.
     ///
     /// A repeated request under the same token gets the same answer: the first reply, or the wake-up, may have been

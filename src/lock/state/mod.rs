@@ -21,7 +21,7 @@
 //! | revocation | `revoke.rs` |
 //! | sequences | `sequence.rs` |
 //! | status, pruning | `status.rs` |
-//! | the answer to a waiter that has prolonged its place, or read only the record | `wait_answer.rs` |
+//! | the answer to a waiter that has renewed its place, or read only the record | `wait_answer.rs` |
 
 mod acquire;
 mod fence;

@@ -1,6 +1,6 @@
 //! The queue, for stores without a queue of the kernel's: places, when a waiter looks, cancelling.
 //!
-//! A place in the queue is a lease: each request of the waiter that is answered "you wait" prolongs it, and at its end
+//! A place in the queue is a lease: each request of the waiter that is answered "you wait" renews it, and at its end
 //! it is lost. Whatever frees the lock hands it off in the same step: it makes the first waiters that fit holders, and
 //! the lease of each place becomes the lock's. A waiter that is woken is a holder already; there is nothing to claim.
 //!
@@ -83,8 +83,8 @@ impl WaiterState {
         self.ends_ms.saturating_sub(self.place_ms - self.place_ms / u64::from(ASKS_PER_PLACE))
     }
 
-    /// Prolongs its place.
-    fn prolong(&mut self, place_ms: u64, now: Now) {
+    /// Renews its place.
+    fn renew(&mut self, place_ms: u64, now: Now) {
         self.place_ms = place_ms;
         self.ends_ms = now.ms.saturating_add(place_ms);
     }
@@ -166,14 +166,14 @@ impl LockState {
         self.waiters.iter().position(|waiter| waiter.token == *token)
     }
 
-    /// Prolongs the place of the claim, or joins the end of the queue. A claim that now wants another mode than the one
+    /// Renews the place of the claim, or joins the end of the queue. A claim that now wants another mode than the one
     /// that it waits for joins anew.
     pub(super) fn join(&mut self, ask: &Ask<'_>, now: Now) {
         let (claim, place_ms) = (ask.claim, millis(ask.claim.place()));
         self.waiters.retain(|waiter| waiter.token != claim.token || waiter.mode == claim.mode);
         if let Some(place) = self.place_of(&claim.token) {
             let waiter = &mut self.waiters[place];
-            waiter.prolong(place_ms, now);
+            waiter.renew(place_ms, now);
             if waiter.request != claim.request {
                 // Two requests wait in this place, so neither may cancel what the other obtains.
                 waiter.request = None;

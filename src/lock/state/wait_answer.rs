@@ -1,4 +1,4 @@
-//! The answer to a waiter that has prolonged its place, or has read the record, without asking for the lock itself.
+//! The answer to a waiter that has renewed its place, or has read the record, without asking for the lock itself.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::{LockState, StoreView, Success};
 use crate::lock::claim::Claim;
 use crate::lock::held::Held;
 
-/// The waiters ahead of one that has prolonged its place.
+/// The waiters ahead of one that has renewed its place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// How many there are.
@@ -40,7 +40,7 @@ pub fn look_again(place: u64) -> Option<Duration> {
 }
 
 impl LockState {
-    /// Returns the answer that the claim waits, which has prolonged its place behind these waiters; `None` if it must
+    /// Returns the answer that the claim waits, which has renewed its place behind these waiters; `None` if it must
     /// ask for the lock: it may hold it, is not needed any more, or something ahead of it has ended.
     pub fn still_waits(&self, claim: &Claim, ahead: Ahead, view: &impl StoreView) -> Option<Held> {
         let now = view.now();

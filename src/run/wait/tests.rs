@@ -601,7 +601,7 @@ fn where_nothing_renews_the_lease_a_hand_off_is_confirmed_first() {
 }
 
 #[test]
-fn a_place_is_prolonged_three_times_in_its_length_and_looked_after_before() {
+fn a_place_is_renewed_three_times_in_its_length_and_looked_after_before() {
     let slept_for = |answer: Answer, ttl: Ttl| {
         let signals = Signals::take_over().expect("signals can be blocked");
         let mut store = Scripted { tries: [answer, MINE].into(), ..Scripted::default() };

@@ -97,9 +97,9 @@ pub(super) trait Records: Transactions {
     /// Returns whether we are in the queue, as far as we know.
     fn is_waiting(&self) -> bool;
 
-    /// Prolongs the place of a waiter without reading the lock, if the store can. Returns the answer that the claim
+    /// Renews the place of a waiter without reading the lock, if the store can. Returns the answer that the claim
     /// waits; `None` if it has to ask for the lock.
-    fn prolong(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Rejection>> {
+    fn renew_place(&mut self, _claim: &Claim, _deadline: Moment) -> Result<Option<Held>, Failure<Self::Rejection>> {
         Ok(None)
     }
 

@@ -49,7 +49,7 @@ impl<'a> Operation<'a> {
         self.asking().is_some()
     }
 
-    /// Returns the claim that joins the queue by this, or prolongs its place there, if the lock is held.
+    /// Returns the claim that joins the queue by this, or renews its place there, if the lock is held.
     pub(in crate::store) fn waiter(self) -> Option<&'a Claim> {
         match self {
             Operation::Acquire { claim, if_held: IfHeld::Queue { .. } } => Some(claim),

@@ -20,7 +20,7 @@ impl<R: Records> Store for R {
         let sent_at = Moment::now();
         let deadline = sent_at + self.timeout();
         if if_held != IfHeld::Leave
-            && let Some(held) = self.prolong(claim, deadline).map_err(|failure| self.failed(&failure))?
+            && let Some(held) = self.renew_place(claim, deadline).map_err(|failure| self.failed(&failure))?
         {
             return Ok(Acquired::Held(held));
         }

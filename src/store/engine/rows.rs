@@ -30,7 +30,7 @@ pub(in crate::store) struct Row {
 
 impl Row {
     /// Reads these columns of the table `waiters`. The end of the place has a column of its own, where a waiter
-    /// prolongs it alone: it is newer than the one in the JSON.
+    /// renews it alone: it is newer than the one in the JSON.
     pub(in crate::store) fn read<R>(place: &str, waiter: &str, ends_ms: &str) -> Result<Self, Failure<R>> {
         let broken = |column: &str, what: &dyn Display| {
             Failure::Broken(format!("column {column} of its row with place {place} in the table waiters: {what}"))

@@ -192,7 +192,7 @@ fn a_waiter_keeps_its_place_and_leaves_it() {
     store.now_ms += 1_000;
     assert!(matches!(store.renew(&first.key, &first.token, Some(first.ttl)), Ok(Renewed::NotMine(_))));
     assert_eq!(waits(&mut store, &first), 0);
-    assert!(store.entry(&first.key).1[0].waiter.ends_ms > before, "it is prolonged");
+    assert!(store.entry(&first.key).1[0].waiter.ends_ms > before, "it is renewed");
     assert!(matches!(store.try_acquire(&first, IfHeld::Leave), Ok(Acquired::Held(_))));
     assert_eq!(store.waiters(), [second.token]);
 }

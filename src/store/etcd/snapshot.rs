@@ -242,7 +242,7 @@ impl Snapshot {
     /// its command still runs. Another member may have written that end, whose clock is ahead; but an end further away
     /// than two lengths is a clock's mistake.
     ///
-    /// A waiter has its place while its row exists. When that ends is not known: each keep-alive prolongs it.
+    /// A waiter has its place while its row exists. When that ends is not known: each keep-alive renews it.
     pub(super) fn state(&self, asking: Option<&Token>, now_ms: u64) -> LockState {
         let mut state = self.stored.clone();
         let soon = now_ms.saturating_add(LOOK_AGAIN_MS);

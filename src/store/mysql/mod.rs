@@ -128,8 +128,8 @@ impl Records for MysqlStore {
         self.place.is_some()
     }
 
-    fn prolong(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
-        self.prolong_place(claim, deadline)
+    fn renew_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
+        self.renew_own_place(claim, deadline)
     }
 
     fn note_cancel(&mut self, _: &Claim, _: bool) {

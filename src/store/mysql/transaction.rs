@@ -1,12 +1,12 @@
 //! One operation on a lock: a short transaction of two round trips.
 //!
-//! The first locks the row of the lock and those of the first waiters, and reads them; a place that is prolonged
+//! The first locks the row of the lock and those of the first waiters, and reads them; a place that is renewed
 //! meanwhile waits for the commit. Only then it reads the clock: UTC_TIMESTAMP is the time at which its own statement
 //! began, so it stands in a statement behind those that may have to wait. The rules are applied here. The second trip
 //! writes what has changed and commits.
 //!
 //! An operation writes rows of the queue only while it has locked the row of the lock. The one exception is a waiter that
-//! prolongs its own place, and locks nothing else. So no two operations wait for each other in a circle.
+//! renews its own place, and locks nothing else. So no two operations wait for each other in a circle.
 
 use std::time::Duration;
 
@@ -242,7 +242,7 @@ impl MysqlStore {
         let mut batch = Batch::default();
         batch.add(delete_ended(waiters, attempt.operation, snapshot.found.now_ms));
         let queue_at = add_queue(&mut batch, waiters, attempt.operation, MORE_WAITERS);
-        // A place may have been prolonged since the clock was read.
+        // A place may have been renewed since the clock was read.
         let now_at = batch.add(format!("SELECT {NOW}"));
         let connection = self.connection.as_mut().ok_or(Failure::Closed)?;
         let answers = connection.run(&batch, attempt.answer_by)?;

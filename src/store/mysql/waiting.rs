@@ -1,4 +1,4 @@
-//! How a waiter prolongs its place, and learns that it was handed the lock: MySQL has no notifications, so it reads the
+//! How a waiter renews its place, and learns that it was handed the lock: MySQL has no notifications, so it reads the
 //! record again and again, the more rarely the further behind it is. One that is far behind leaves its connection to
 //! others meanwhile.
 
@@ -53,9 +53,9 @@ impl Place {
 }
 
 impl MysqlStore {
-    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting. Returns the
+    /// Renews our place in the queue, without the row of the lock: waiters do not keep each other waiting. Returns the
     /// answer that we wait; or `None` if we do not wait, or must look at the lock.
-    pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
+    pub(super) fn renew_own_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(number) = self.place.as_ref().map(|place| place.number) else { return Ok(None) };
         let (locks, waiters) = (self.tables.locks.clone(), self.tables.waiters.clone());
         let (key, token) = (bytes(claim.key.as_str()), bytes(claim.token.as_str()));
@@ -63,7 +63,7 @@ impl MysqlStore {
         let ahead = format!("FROM {waiters} AS it WHERE it.k = {key} AND it.place < {number}");
         let mut batch = transaction(deadline);
         // While our row is locked, nobody can hand us the lock: the record that is read then does not lag behind.
-        let prolonged_at = batch.add(format!(
+        let renewed_at = batch.add(format!(
             "UPDATE {waiters} FORCE INDEX (PRIMARY) SET ends_ms = GREATEST(ends_ms, {NOW} + {place_ms}) \
              WHERE k = {key} AND place = {number} AND token = {token} AND ends_ms > {NOW}"
         ));
@@ -88,7 +88,7 @@ impl MysqlStore {
         else {
             return Ok(None);
         };
-        if answers[prolonged_at].affected != 1 {
+        if answers[renewed_at].affected != 1 {
             return Ok(None);
         }
         let number_in = |text: &String| text.parse::<u64>().map_err(|_| Failure::INCOMPLETE);

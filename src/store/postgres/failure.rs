@@ -120,7 +120,7 @@ impl Failure {
             || self.rejection().is_some_and(ServerError::is_of_used_up_connections)
     }
 
-    /// Returns whether a waiter has prolonged its place since it was read.
+    /// Returns whether a waiter has renewed its place since it was read.
     pub(super) fn is_of_changed_place(&self) -> bool {
         self.rejection().is_some_and(ServerError::is_of_changed_place)
     }

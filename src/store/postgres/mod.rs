@@ -80,8 +80,8 @@ impl Records for PostgresStore {
         self.wait.is_some()
     }
 
-    fn prolong(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
-        self.prolong_place(claim, deadline)
+    fn renew_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
+        self.renew_own_place(claim, deadline)
     }
 
     /// Renews the lock of this `grant`, which answers a request sent at `sent_at`, if the answer came late: the lock

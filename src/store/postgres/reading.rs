@@ -130,7 +130,7 @@ impl Snapshot {
         let answers = connection.run(&batch, attempt.answer_by)?;
         let [_, found, counted @ ..] = &answers[..] else { return Err(INCOMPLETE) };
         (self.found.queue, self.channels) = read_queue(found, 1, counted.first(), MORE_WAITERS)?;
-        // A place may have been prolonged since the clock was read: until then it would seem to last too long, and be
+        // A place may have been renewed since the clock was read: until then it would seem to last too long, and be
         // cut short.
         let now_ms = found.rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
         self.found.now_ms = now_ms.ok_or(INCOMPLETE)?;

@@ -29,7 +29,7 @@ const ROW_WAIT: Duration = Duration::from_millis(900);
 const ROW_WAIT_MIN: Duration = Duration::from_millis(100);
 
 /// How many attempts an operation has. Another one is needed if the lock's row or the tables were missing, a place was
-/// prolonged just then, or the server rolled the transaction back.
+/// renewed just then, or the server rolled the transaction back.
 const ATTEMPTS: u32 = 5;
 
 /// A waiter that has just logged in waits this many times as long for the answer as other requests do, if it does not
@@ -63,7 +63,7 @@ pub(in crate::store) struct Attempt<'a> {
     pub(super) may_be_done: bool,
     /// Whether the waiters are notified. Not after an attempt that found the server's queue of notifications full.
     pub(super) notices: Notices,
-    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had prolonged its
+    /// To how many waiters it hands the lock. Fewer after an attempt that found that one of them had renewed its
     /// place meanwhile.
     pub(super) hand_offs_max: usize,
     /// Until when it may take to connect.
@@ -120,7 +120,7 @@ impl<'a> Attempt<'a> {
         if self.tries_again { ROW_WAIT } else { Duration::MAX }
     }
 
-    /// Returns whether it waits for the row once more at once. A waiter does so by itself: it prolongs its place first.
+    /// Returns whether it waits for the row once more at once. A waiter does so by itself: it renews its place first.
     fn waits_again(&self) -> bool {
         self.tries_again && self.operation.waiter().is_none() && Moment::now() + ROW_WAIT_MIN < self.answer_by
     }

@@ -1,4 +1,4 @@
-//! Waiting in turn: how a waiter prolongs its place, and how it learns that it was handed the lock.
+//! Waiting in turn: how a waiter renews its place, and how it learns that it was handed the lock.
 //!
 //! A waiter that has a session of its own listens on a channel of its own. Every role of the database can send a
 //! notification, so one read of the record confirms it. Behind a pooler that gives each transaction another session, a
@@ -57,12 +57,12 @@ impl WaitState {
 }
 
 impl PostgresStore {
-    /// Prolongs our place in the queue, without the row of the lock: waiters do not keep each other waiting, nor the
+    /// Renews our place in the queue, without the row of the lock: waiters do not keep each other waiting, nor the
     /// holder. Returns the answer that we wait; or `None` if we do not wait, or must look at the lock.
     ///
     /// The commit waits for the server's disk, as that of a renewal does: the lease of a lock that is handed to us ends
     /// with the place, so a server that crashed must not go back to an earlier end.
-    pub(super) fn prolong_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
+    pub(super) fn renew_own_place(&mut self, claim: &Claim, deadline: Moment) -> Result<Option<Held>, Failure> {
         let Some(by) = self.wait.as_ref().map(|wait| wait.by) else { return Ok(None) };
         // A new session does not listen yet, so it has to ask. That may take a while, if many others do.
         let listens = self.connection.as_ref().is_some_and(|it| it.listens && !it.is_broken);
@@ -100,7 +100,7 @@ impl PostgresStore {
         }
     }
 
-    /// Returns the answer that we wait, from the row that a prolongation has returned, unless we must look at the lock.
+    /// Returns the answer that we wait, from the row that a renewal has returned, unless we must look at the lock.
     fn waits(&mut self, claim: &Claim, by: WaitsBy, mut row: Row) -> Result<Option<Held>, Failure> {
         const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
         let record = row.split_off(row.len().min(5));

@@ -1,6 +1,6 @@
 //! The second round trip of an operation: writes what has changed, wakes waiters, and commits.
 //!
-//! A waiter prolongs its place without the row of the lock, so it may do so after its row was read. The promise that it
+//! A waiter renews its place without the row of the lock, so it may do so after its row was read. The promise that it
 //! gets then must be kept: a row is deleted only as it was read. Otherwise a division by zero ends the transaction, and
 //! the operation is repeated.
 
@@ -161,7 +161,7 @@ impl<'a> CommitTrip<'a> {
             if asks {
                 self.checks.own_at = Some(self.batch.answers());
             }
-            // A place that was prolonged since it was read is not made shorter.
+            // A place that was renewed since it was read is not made shorter.
             let update = "SET waiter = $3::json, channel = $4, ends_ms = CASE WHEN ends_ms = $5::bigint THEN $6::bigint \
                  ELSE greatest(ends_ms, $6::bigint) END WHERE key = $1 AND place = $2::bigint";
             let values = [

@@ -1,4 +1,4 @@
--- Acquires the lock if it is free and nobody is ahead of us; otherwise joins the queue, prolongs the place in it, or leaves it.
+-- Acquires the lock if it is free and nobody is ahead of us; otherwise joins the queue, renews the place in it, or leaves it.
 -- Acquires nothing if a run has succeeded recently enough. Repeated under the same token, gives the same answer.
 --
 -- ARGV  1 token     of this acquisition
@@ -25,7 +25,7 @@ local LENGTH, HAND, SLOTS = tonumber(ARGV[5]), ARGV[6] == '1' or nil, tonumber(A
 local REQUEST = ARGV[8] ~= '' and ARGV[8] or nil
 local MAX, ONCE = tonumber(ARGV[9]), ARGV[10] ~= '0' and tonumber(ARGV[10]) or nil
 
--- Prolongs our place, or joins the queue.
+-- Renews our place, or joins the queue.
 local function wait()
   local info = redis.call('ZSCORE', QUEUE, TOKEN) and info_of(TOKEN) or {}
   if not info.slots then

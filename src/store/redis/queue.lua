@@ -1,6 +1,6 @@
 -- The queue, for the scripts that free the lock or wait for it. Sent after the prelude.
 --
--- A place in the queue is a lease: each request of the waiter prolongs it, and at its end it is lost. Whatever frees the lock
+-- A place in the queue is a lease: each request of the waiter renews it, and at its end it is lost. Whatever frees the lock
 -- hands it off in the same step: the first waiters become holders, the leases of their places become the lock's, and they get
 -- mail that says so.
 --

@@ -104,7 +104,7 @@ on_every_lease_store!(late_requests_of_a_run_that_is_over_acquire_nothing, |stor
 
 // "Keep the lock at least this long from acquisition", and no longer: a claim that arrives when the run is over and its
 // lock stays only for a while does not make it stay for ever.
-on_every_lease_store!(a_late_claim_does_not_prolong_a_lock_that_stays, |store| {
+on_every_lease_store!(a_late_claim_does_not_extend_a_lock_that_stays, |store| {
     let proxy = scene(store, "stays");
     // From now on a Redis server has the scripts of a waiter's claim.
     let holder = Holder::new(store, "stays");
@@ -133,7 +133,7 @@ on_every_lease_store!(late_requests_of_a_waiter_do_not_harm_its_lock, |store| {
     let mut next = sleeping_waiter(store, &proxy, "old", "echo ready; exec sleep 600");
     proxy.set(Mode::HoldUpTo(proxy.connections()));
     if store.as_etcd().is_none() {
-        // A waiter changes nothing when the lock is handed to it, but when it prolongs its place.
+        // A waiter changes nothing when the lock is handed to it, but when it renews its place.
         eventually(LONG, "a request is held back", || proxy.held() > 0);
     }
     holder.end();

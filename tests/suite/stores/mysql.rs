@@ -147,7 +147,7 @@ fn a_deadlock_costs_no_run() {
 }
 
 // "What is read after the wait": an operation that has to wait for the row of another waiter goes by the time after it.
-// By an earlier one, a place that was prolonged meanwhile would seem to last too long, and be cut short.
+// By an earlier one, a place that was renewed meanwhile would seem to last too long, and be cut short.
 #[test]
 fn the_clock_is_read_behind_every_wait() {
     let store = Store::mariadb();

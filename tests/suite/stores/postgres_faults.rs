@@ -151,8 +151,8 @@ on_postgres!(many_waiters_are_far_away, |store, postgres| {
     queue.storm(MANY);
     eventually(LONG, "all have joined", || queue.length() == MANY);
     let joined_ms = postgres.count("SELECT max(ends_ms) FROM lockrun.waiters");
-    let prolonged = format!("SELECT count(*) FROM lockrun.waiters WHERE ends_ms > {joined_ms}");
-    eventually(LONG, "all have prolonged their places", || postgres.count(&prolonged) == MANY as u64);
+    let renewed = format!("SELECT count(*) FROM lockrun.waiters WHERE ends_ms > {joined_ms}");
+    eventually(LONG, "all have renewed their places", || postgres.count(&renewed) == MANY as u64);
     proxy.set(Mode::Pass);
     holder.end();
     queue.end().in_any_order(0..MANY);

@@ -61,7 +61,7 @@ on_pooled!(waiters_poll_at_a_bounded_rate, |store, pooled| {
     let span = Duration::from_secs(5);
     stays_true_for(span, "all wait", || queue.begun().is_empty());
     let sent = statements() - before;
-    // 4 x 2 + 16 x 1 a second, and each prolongs its place every 10 s.
+    // 4 x 2 + 16 x 1 a second, and each renews its place every 10 s.
     assert!(sent <= 27 * span.as_secs(), "{sent} statements of 20 waiters");
     assert!(sent >= 20, "they do poll: {sent}");
 });
@@ -164,7 +164,7 @@ on_pooled!(requests_that_stop_half_way, |store, pooled| {
     drop(halves);
 });
 
-// "Waiters keep their places", also while the lock's row is not free: a waiter prolongs its place without it.
+// "Waiters keep their places", also while the lock's row is not free: a waiter renews its place without it.
 on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     let postgres = pooled.postgres();
     let its = token(store, "k", &["--ttl", "none"]);
@@ -174,7 +174,7 @@ on_pooled!(waiters_that_cannot_get_to_the_row, |store, pooled| {
     let other_client = postgres.transaction("SELECT 1 FROM lockrun.locks FOR UPDATE");
     let ends_ms = || postgres.count("SELECT max(ends_ms) FROM lockrun.waiters");
     let before = ends_ms();
-    eventually(LONG, "it prolongs its place", || ends_ms() > before);
+    eventually(LONG, "it renews its place", || ends_ms() > before);
     drop(other_client);
     release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();

@@ -125,7 +125,7 @@ on_postgres!(nobody_waits_for_the_row_until_the_server_looks_for_a_deadlock, |st
 });
 
 // "A waiter keeps its place if the store comes back with its data", also if it has to wait for the lock's row then: it
-// prolongs its place before it asks.
+// renews its place before it asks.
 on_postgres!(a_waiter_that_connects_anew_keeps_its_place, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let waiter = Lockrun::new(store).key("k").args(["--wait", "--ttl", "6s"]).command(["echo", "ran"]).spawn();
@@ -134,7 +134,7 @@ on_postgres!(a_waiter_that_connects_anew_keeps_its_place, |store, postgres| {
     postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockrun'");
     let ends_ms = || postgres.count("SELECT ends_ms FROM lockrun.waiters");
     let before = ends_ms();
-    eventually(LONG, "it prolongs its place", || ends_ms() > before);
+    eventually(LONG, "it renews its place", || ends_ms() > before);
     row.commit();
     release(store, "k", &its).exited(0).silent();
     waiter.wait().exited(0).printed("ran\n").silent();
@@ -177,7 +177,7 @@ on_postgres!(the_queue_of_notifications_is_full, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "In turn", also then: each of them finds out when it prolongs its place.
+// "In turn", also then: each of them finds out when it renews its place.
 on_postgres!(the_queue_of_notifications_is_full_for_two_waiters, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let mut queue = Queue::new(store, "k").with(&["--ttl", "6s"]);
@@ -247,7 +247,7 @@ on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
         if table == "waiters" {
             lose(table);
             let before = losses();
-            eventually(LONG, "it has prolonged its place", || losses() > before);
+            eventually(LONG, "it has renewed its place", || losses() > before);
         }
         release(store, "k", &its).exited(0).silent();
         if table == "locks" {
@@ -338,7 +338,7 @@ on_postgres!(a_waiter_dies_before_the_server_is_restarted, |store, postgres| {
     in_time(reader.took, Duration::from_secs(9), "it waits for the dead");
 });
 
-// "It keeps its place": one that cannot get to the lock's row prolongs its place, however long it may wait for an
+// "It keeps its place": one that cannot get to the lock's row renews its place, however long it may wait for an
 // answer.
 on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
     token(store, "k", &["--ttl", "none"]);
@@ -358,10 +358,10 @@ on_postgres!(a_row_that_is_locked_for_long, |store, postgres| {
     waiter.wait().exited(0).printed("ran\n").silent();
 });
 
-// "The waiter waits or holds the lock until its place ends": also if it prolongs its place while the lock is handed to
-// it, after its row was read. The lease ends no sooner than the place, whether the prolongation is complete before the
+// "The waiter waits or holds the lock until its place ends": also if it renews its place while the lock is handed to
+// it, after its row was read. The lease ends no sooner than the place, whether the renewal is complete before the
 // row is moved or not.
-on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
+on_postgres!(a_place_is_renewed_during_the_hand_off, |store, postgres| {
     let proxy = store.proxy();
     let waiter =
         json!({ "token": "w", "who": {}, "mode": { "slots": 1 }, "joined_ms": 1, "place_ms": 90000, "ends_ms": 1 });
@@ -374,18 +374,18 @@ on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
         let release = call.spawn();
         eventually(LONG, "it has read the row", || proxy.held() > 0);
         thread::sleep(Duration::from_millis(300));
-        let prolonged = postgres
+        let renewed = postgres
             .transaction("UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 90000");
         let promised_ms = postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 90000 - 100");
         if is_complete {
-            prolonged.commit();
+            renewed.commit();
             proxy.set(Mode::Pass);
         } else {
             proxy.set(Mode::Pass);
             let blocked =
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE FROM%'";
-            eventually(LONG, "it waits for the prolongation", || postgres.count(blocked) == 1);
-            prolonged.commit();
+            eventually(LONG, "it waits for the renewal", || postgres.count(blocked) == 1);
+            renewed.commit();
         }
         release.wait().exited(0).silent();
         let ends_ms = postgres.count("SELECT state->'holders'->0->'lease'->>'ends_ms' FROM lockrun.locks");
@@ -395,8 +395,8 @@ on_postgres!(a_place_is_prolonged_during_the_hand_off, |store, postgres| {
     }
 });
 
-// A place that was lost is not prolonged by a request that arrives late: the waiter joins at the end.
-on_postgres!(a_place_that_has_ended_is_not_prolonged, |store, postgres| {
+// A place that was lost is not renewed by a request that arrives late: the waiter joins at the end.
+on_postgres!(a_place_that_has_ended_is_not_renewed, |store, postgres| {
     let its = token(store, "k", &["--ttl", "none"]);
     let mut queue = Queue::new(store, "k").with(&["--ttl", "6s"]);
     queue.join(2);

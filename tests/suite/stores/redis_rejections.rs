@@ -241,7 +241,7 @@ on_redis!(a_server_out_of_memory_renews, |store, redis| {
         redis.ask(&["ZRANGE", &redis_keys::holders("full"), "0", "0", "WITHSCORES"]).list().get(1).map(Reply::number)
     };
     let before = ends().expect("it has a lease");
-    eventually(LONG, "the lease has been prolonged beyond its end", || ends().is_some_and(|end| end > before + 2000));
+    eventually(LONG, "the lease has been extended beyond its end", || ends().is_some_and(|end| end > before + 2000));
     run.finish().exited(7).silent();
     assert_eq!(redis.keys().len(), 2, "{:?}", redis.keys());
 });

@@ -23,7 +23,7 @@ fn each_of_several_holders_holds_the_lock() {
 }
 
 #[test]
-fn a_renewal_prolongs() {
+fn a_renewal_extends_the_lease() {
     let mut lock = Lock::new();
     lock.acquire("a", 1);
     lock.pass(20_000);

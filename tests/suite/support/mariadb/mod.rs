@@ -255,7 +255,7 @@ impl LeaseServer for Mariadb {
     }
 
     fn requests(&self) -> u64 {
-        // Each operation is a transaction, and so are the prolongation of a place and a page of a listing.
+        // Each operation is a transaction, and so are the renewal of a place and a page of a listing.
         let status = self.ask("SHOW GLOBAL STATUS LIKE 'Com_begin'");
         status.trim().rsplit('|').next().and_then(|count| count.parse().ok()).expect("a number")
     }

@@ -112,7 +112,7 @@ impl LeaseServer for Postgres {
     }
 
     fn requests(&self) -> u64 {
-        // Requests that lock a lock's row, prolongations of a place, and reads.
+        // Requests that lock a lock's row, renewals of a place, and reads.
         self.count(
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
              WHERE query LIKE '%FOR UPDATE%' OR query LIKE '%SET ends_ms = greatest%' OR query LIKE 'SELECT state, key%OPERATOR%'
