@@ -38,7 +38,7 @@ pages = $(addprefix lockrun-,acquire renew release reserve status break doctor p
 # What `lockrun generate WHAT` prints, and the file in which it is checked in.
 generated = man:man/lockrun.1 $(foreach page,$(pages),$(page):man/$(page).1)
 
-.PHONY: build test check deny chaos storms handoffs soak simulate mutants fuzz check-generated generate demo bench install uninstall deb dist rpm clean
+.PHONY: build test unit-tests check deny chaos storms handoffs soak simulate mutants fuzz check-generated generate demo bench install uninstall deb dist rpm clean
 .DELETE_ON_ERROR:
 
 build: $(binary)
@@ -56,9 +56,12 @@ test: export RUST_TEST_THREADS ?= $(shell expr 10 '*' $$(nproc))
 # The binary is linked by one processor: meanwhile the other one runs the unit tests, which need no binary.
 test:
 	scripts/install-test-deps
-	$(MAKE) --no-print-directory $(binary) & built=$$!; \
-		$(tested) --no-run && $(tested) --bin lockrun; status=$$?; wait $$built && exit $$status
-	$(tested) --test suite
+	$(MAKE) --no-print-directory -j2 $(binary) unit-tests
+	$(tested) --test '*'
+
+unit-tests:
+	$(tested) --no-run
+	$(tested) --bins
 
 # One store after the other: the faults of one store load the machine enough.
 chaos: export SECONDS_PER_STORE ?= 240

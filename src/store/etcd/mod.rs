@@ -135,7 +135,7 @@ impl Records for EtcdStore {
 
     fn note_failure(&mut self, failure: &Failure) {
         match &mut self.own_row {
-            // The lock may have been handed to us since, and its lease is not renewed before we know.
+            // The lock may have been handed to us since, and its lease is not kept alive before we know.
             Some(row) => row.lease = 0,
             // If the claim is given up now, no cancellation tidies up, as it would otherwise.
             None if matches!(failure, Failure::Contended) && !self.client.may_be_done => self.revoke_unused_leases(),

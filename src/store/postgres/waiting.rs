@@ -100,7 +100,8 @@ impl PostgresStore {
         }
     }
 
-    /// Returns the answer that we wait, from the row that a renewal has returned, unless we must look at the lock.
+    /// Returns the answer that we wait, from the row that the renewal of the place has returned, unless we must look at
+    /// the lock.
     fn waits(&mut self, claim: &Claim, by: WaitsBy, mut row: Row) -> Result<Option<Held>, Failure> {
         const LACKS_COLUMNS: Failure = Failure::UnexpectedReply("an answer lacks columns");
         let record = row.split_off(row.len().min(5));

@@ -21,7 +21,7 @@ on_every_store!(a_long_command_keeps_its_lock, |store| {
     let mut run = call.with_open_input();
     run.run.wait_for_line("ready");
     for _ in 0..3 {
-        throughout(store, "2s", || assert!(!is_free(store, "kept"), "the lock was free while the command ran"));
+        throughout(store, 2, || assert!(!is_free(store, "kept"), "the lock was free while the command ran"));
     }
     run.finish().exited(0).silent();
     assert!(is_free(store, "kept"));
@@ -50,7 +50,7 @@ on_every_lease_store!(a_lease_that_never_expires, |store| {
     let mut holder = Holder::with(&call, &[]);
     assert_eq!(expires_in(store, "never"), None);
     holder.run().kill_everything();
-    throughout(store, "3s", || assert!(!is_free(store, "never")));
+    throughout(store, 3, || assert!(!is_free(store, "never")));
 });
 
 // "'Not yours' is final: TERM at once." "79: the lease was lost while COMMAND ran, and COMMAND was stopped."

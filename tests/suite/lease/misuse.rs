@@ -25,7 +25,7 @@ on_every_store!(a_lease_is_not_cut_short_under_its_command, |store| {
         assert!(expires_in(store, key).is_none_or(|left| left > 25_000), "{key}");
         renew(store, key, &ours, &[]).exited(0).silent();
         acquire(store, key, &["--token", &ours, "--ttl", "1s"]).run().exited(0).silent();
-        throughout(store, "1s", || assert!(is_held(store, key) && !run.has_ended(), "{key}"));
+        throughout(store, 1, || assert!(is_held(store, key) && !run.has_ended(), "{key}"));
         run.signal(Signal::SIGTERM);
         run.wait().died_of(Signal::SIGTERM);
     }
@@ -46,7 +46,7 @@ fn renewing_run(store: &Store, key: &str) -> (Running, String) {
 on_every_store!(a_lease_is_made_endless_under_its_command, |store| {
     let (mut run, ours) = renewing_run(store, "k");
     renew(store, "k", &ours, &["--ttl", "none"]).exited(0).silent();
-    throughout(store, "1s", || {
+    throughout(store, 1, || {
         assert_eq!(expires_in(store, "k"), None);
         assert!(!is_free(store, "k") && !run.has_ended(), "{}", run.stderr());
     });
@@ -76,7 +76,7 @@ on_every_lease_store!(a_lease_that_was_made_endless_ends_with_its_run, |store| {
 on_every_lease_store!(a_lease_is_made_longer_under_its_command, |store| {
     let (mut run, ours) = renewing_run(store, "k");
     renew(store, "k", &ours, &["--ttl", "10m"]).exited(0).silent();
-    throughout(store, "1s", || {
+    throughout(store, 1, || {
         assert!(expires_in(store, "k").is_some_and(|left| left > 500_000) && !run.has_ended(), "{}", run.stderr());
     });
     run.signal(Signal::SIGTERM);

@@ -15,7 +15,7 @@ on_every_lease_store!(a_long_command_keeps_its_value, |store| {
     let call = reserve(store, "1");
     let run = Reserver::begin(&call.clone().args(["--ttl", "2s"]));
     for _ in 0..2 {
-        throughout(store, "2s", || assert_eq!(peek(&call), "2"));
+        throughout(store, 2, || assert_eq!(peek(&call), "2"));
     }
     run.end(0);
     assert_eq!(next(&call), "2");
@@ -39,7 +39,7 @@ on_every_store!(lockrun_is_killed, |store| {
         });
         assert!(began.elapsed() >= Duration::from_secs(2), "after {:?}", began.elapsed());
     } else {
-        throughout(store, "2s", || {
+        throughout(store, 2, || {
             assert_eq!(peek(&call), "2");
             assert!(!run.processes().is_empty(), "the command is dead");
         });

@@ -77,7 +77,7 @@ fn keeps_its_lease() {
     let url = store.url().replacen("127.0.0.1", "locks.test", 1);
     keeps_its_lock(a_user_without_processes(), &url, || {
         store.server().hang_up();
-        throughout(&store, "12s", || assert!(is_held(&store, "k"), "it is renewed"));
+        throughout(&store, 12, || assert!(is_held(&store, "k"), "it is renewed"));
     });
     assert!(is_free(&store, "k"));
 }

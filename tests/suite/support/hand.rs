@@ -88,12 +88,14 @@ pub(crate) fn waiters(store: &Store, key: &str) -> Vec<Value> {
     status(store, key)["waiters"].as_array().expect("an array").clone()
 }
 
-/// Calls `look` again and again until a lease of this length has expired, by the store's own clock, and once more then:
+/// Calls `look` again and again until a lease of so many seconds has expired, by the store's own clock, and once more then:
 /// anything that such a lease's end would change has changed by then.
 #[track_caller]
-pub(crate) fn throughout(store: &Store, ttl: &str, mut look: impl FnMut()) {
+pub(crate) fn throughout(store: &Store, seconds: u32, mut look: impl FnMut()) {
     const CLOCK: &str = "the clock of a test";
-    token(store, CLOCK, &["--ttl", ttl, "--store-timeout", "900ms"]);
+    // As long as it may take.
+    let store_timeout = format!("{}ms", seconds * 900);
+    token(store, CLOCK, &["--ttl", &seconds.to_string(), "--store-timeout", &store_timeout]);
     while is_held(store, CLOCK) {
         look();
     }

@@ -63,7 +63,7 @@ pub(crate) enum Mode {
     /// One reply in three, at random, is garbled; this is the seed. Those to a Sentinel, which connects to the servers
     /// that it monitors, pass: it could crash.
     Garble(u64),
-    /// Each reply is replaced by these bytes.
+    /// Each reply is replaced by these bytes, except those to a Sentinel.
     Answer(&'static [u8]),
     /// On the connections up to this one, a request that changes a lock arrives; but its answer vanishes, and after
     /// this time the connection is closed.
@@ -77,7 +77,7 @@ pub(crate) enum Mode {
 struct Link {
     number: u64,
     /// The client is a Sentinel.
-    is_a_sentinels: AtomicBool,
+    is_sentinel: AtomicBool,
     /// The server has sent something since the client did.
     is_answered: AtomicBool,
     /// The client has sent a request that changes a lock.
@@ -354,8 +354,8 @@ impl Shared {
                 _ => {}
             }
             let bytes = match self.mode() {
-                Mode::Answer(bytes) if !is_request => bytes.to_vec(),
-                Mode::Garble(seed) if !is_request && !has(&link.is_a_sentinels) => match self.garble(bytes, seed) {
+                Mode::Answer(bytes) if !is_request && !has(&link.is_sentinel) => bytes.to_vec(),
+                Mode::Garble(seed) if !is_request && !has(&link.is_sentinel) => match self.garble(bytes, seed) {
                     Garbled::Once(bytes) => bytes,
                     Garbled::Endless(bytes) => {
                         while !self.is_over() && to.write_all(&bytes).is_ok() {}
@@ -427,7 +427,7 @@ impl Shared {
         }
         let is_first = link.is_answered.swap(false, Ordering::Relaxed);
         self.flights.fetch_add(u64::from(is_first), Ordering::Relaxed);
-        link.is_a_sentinels.fetch_or(contains(bytes, SENTINEL), Ordering::Relaxed);
+        link.is_sentinel.fetch_or(contains(bytes, SENTINEL), Ordering::Relaxed);
         let changes = contains(bytes, self.word);
         link.has_changed.fetch_or(changes, Ordering::Relaxed);
         // A long message comes in several parts, of which only the first may contain the word.

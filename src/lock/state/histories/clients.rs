@@ -55,7 +55,7 @@ impl History {
                 self.acquired(client, fence);
                 let is_fixed = is_new && by_hand && own.as_ref().is_some_and(|own| own.purpose == Purpose::Run);
                 let until = match &own {
-                    // What was handed to a run is not renewed by hand.
+                    // An acquisition by hand does not extend what was handed to a run.
                     Some(own) if is_fixed => Some(self.ends(own)),
                     _ if leased => self.promised(client, by_hand),
                     _ => Some(u64::MAX),

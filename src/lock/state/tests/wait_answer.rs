@@ -1,4 +1,4 @@
-//! What a waiter does that has read the record.
+//! The answer to a waiter that has renewed its place, or has read the record.
 
 use super::*;
 use crate::lock::state::wait_answer::Ahead;

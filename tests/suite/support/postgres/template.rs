@@ -50,7 +50,10 @@ fn make(template: &Path) {
     fs::write(&statements, STATEMENTS).expect("a file of our own");
     let mut single = unprivileged(&find_server_program("postgres"), place.path());
     single.arg("--single").arg("-D").arg(&data).arg("postgres");
-    output_of(single.stdin(fs::File::open(&statements).expect("a file of our own")));
+    let output = single.stdin(fs::File::open(&statements).expect("a file of our own")).output();
+    // It goes on after an error.
+    let said = String::from_utf8_lossy(&output.expect("it starts").stderr).into_owned();
+    assert!(!said.contains("ERROR"), "{said}");
     // Another test may make it at the same time: the first complete copy is used.
     let copy = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory");
     output_of(Command::new("cp").arg("-a").arg(&data).arg(copy.path()));
