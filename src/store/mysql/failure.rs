@@ -63,9 +63,9 @@ impl ServerError {
     /// Returns whether the transaction was rolled back because of others, and is worth repeating at once. A node of
     /// a cluster says so of a commit that contradicts one on another node.
     pub(super) fn is_worth_repeating(&self) -> bool {
-        // ER_LOCK_DEADLOCK, ER_CHECKREAD ("Record has changed since last read"), ER_TRANSACTION_ROLLBACK_DURING_COMMIT (group
-        // replication)
-        matches!(self.code, 1213 | 1020 | 3101)
+        // ER_LOCK_DEADLOCK, ER_CHECKREAD ("Record has changed since last read"), ER_TABLE_DEF_CHANGED (a table was created
+        // since the transaction began), ER_TRANSACTION_ROLLBACK_DURING_COMMIT (group replication)
+        matches!(self.code, 1213 | 1020 | 1412 | 3101)
     }
 
     /// Returns whether the server has ended the session with it: it shuts down, was told to, or found it idle.
@@ -188,7 +188,7 @@ mod tests {
     fn each_error_has_its_kind() {
         let kind = |code| ServerError { code, message: String::new(), at: 0 }.retry_class();
         for (kinds, codes) in [
-            (RetryClass::Busy, &[1205, 1213, 1040, 1203, 1969, 3024][..]),
+            (RetryClass::Busy, &[1205, 1213, 1412, 1040, 1203, 1969, 3024][..]),
             (RetryClass::Unavailable, &[1053, 1290, 1836, 1792, 1927, 1047, 1021, 4031, 1180, 1146]),
             (RetryClass::Permanent, &[1044, 1045, 1049, 1054, 1064, 1142, 1665, 1153]),
         ] {

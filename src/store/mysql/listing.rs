@@ -28,15 +28,17 @@ impl MysqlStore {
              ORDER BY it.k, it.place"
         ));
         batch.add("ROLLBACK");
-        let was_open = self.is_connected();
-        let connection = self.connected_in_time(deadline)?;
-        connection.roll_back(deadline)?;
-        let mut answers = match connection.run_page(&batch, left, deadline) {
-            // Nothing was written.
-            Err(failure) if was_open && failure.is_closed() => {
-                self.connected_in_time(deadline)?.run_page(&batch, left, deadline)
+        let mut was_open = self.is_connected();
+        let mut answers = loop {
+            let connection = self.connected_in_time(deadline)?;
+            connection.roll_back(deadline)?;
+            match connection.run_page(&batch, left, deadline) {
+                // Nothing was written.
+                Err(failure) if was_open && failure.is_closed() => was_open = false,
+                // As when another client has just created the tables.
+                Err(Failure::Rejected(rejection)) if rejection.is_worth_repeating() && Moment::now() < deadline => {}
+                answers => break answers,
             }
-            answers => answers,
         };
         if let Err(Failure::Rejected(rejection)) = &answers
             && rejection.lacks_tables()

@@ -146,6 +146,23 @@ fn a_deadlock_costs_no_run() {
     }
 }
 
+// "Tables come by themselves on first use", also while another client reads: the server rejects a read that began before
+// a table was created or changed (1412).
+#[test]
+fn tables_that_change_while_somebody_reads() {
+    let store = Store::mariadb();
+    let mariadb = store.as_mariadb().expect("it is one");
+    let holder = Holder::new(&store, "seen");
+    mariadb.ask("LOCK TABLES lockrun_version WRITE, lockrun_locks WRITE, lockrun_waiters WRITE");
+    let status = Lockrun::bare().args(["status", "--store", &store.url(), "--key", "seen"]).spawn();
+    let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'Waiting for table metadata lock'";
+    eventually(LONG, "its transaction has begun, and it waits for a table", || mariadb.count(waits) == 1);
+    mariadb.ask("ALTER TABLE lockrun_locks FORCE");
+    mariadb.ask("UNLOCK TABLES");
+    assert!(status.wait().exited(75).silent().stdout().contains("pid"));
+    holder.end();
+}
+
 // "What is read after the wait": an operation that has to wait for the row of another waiter goes by the time after it.
 // By an earlier one, a place that was renewed meanwhile would seem to last too long, and be cut short.
 #[test]
