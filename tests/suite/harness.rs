@@ -1,10 +1,13 @@
 //! The tests' own tools do what the tests rely on.
 
 use std::cell::Cell;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -16,6 +19,7 @@ use crate::support::processes::find_program;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::pty::Terminal;
 use crate::support::resp::Reply;
+use crate::support::server::{server, unprivileged};
 use crate::support::{LONG, LeaseServer, Lockrun, Pooled, Postgres, Redis, eventually, stays_true_for, witness};
 
 fn connect(proxy: &Proxy) -> TcpStream {
@@ -47,6 +51,24 @@ fn redis_restarts_and_pauses() {
     assert!(ping(&stream).is_err());
     redis.resume();
     assert_eq!(redis.keys(), ["a"]);
+}
+
+// A server ends with the thread of its test, also if it is not root.
+#[test]
+fn a_server_ends_with_the_thread_that_started_it() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let sleep = find_program("sleep");
+    for mut command in [server(&sleep), unprivileged(&sleep, directory.path())] {
+        let start = move || {
+            let child = command.arg("600").spawn().expect("sleep(1) starts");
+            let program = format!("/proc/{}/comm", child.id());
+            eventually(LONG, "it runs", || fs::read_to_string(&program).is_ok_and(|name| name == "sleep\n"));
+            child
+        };
+        let mut child = thread::spawn(start).join().expect("it is started");
+        let mut ended = || child.try_wait().expect("our own child").map(|status| status.signal());
+        eventually(LONG, "it has ended", || ended() == Some(Some(9)));
+    }
 }
 
 /// What a server keeps of a lock that nobody has taken in earnest, and of whom it knows.

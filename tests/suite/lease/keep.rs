@@ -175,8 +175,8 @@ on_every_lease_store!(a_slow_store_is_asked_no_faster_than_it_answers, |store| {
     assert!(is_free(store, "slow"));
     let before = server.requests();
     proxy.set(Mode::Delay(latency));
-    let call = Lockrun::at(&proxy.url()).key("slow").args(["--ttl", "10s", "--renew-every", "0.5s"]);
-    let call = call.args(["--store-timeout", "3s", "--kill-after", "1s"]);
+    let call = Lockrun::at(&proxy.url()).key("slow").args(["--ttl", "30s", "--renew-every", "0.5s"]);
+    let call = call.args(["--store-timeout", "10s", "--kill-after", "1s"]);
     // The lease is renewed however long the command takes.
     let mut run = call.sh("sleep 1; exit 7").spawn();
     eventually(LONG, "the run has ended", || run.has_ended());

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, close, getpid, getsid, setpgid, setsid};
 
@@ -22,14 +22,11 @@ use nix::unistd::{Pid, close, getpid, getsid, setpgid, setsid};
 /// session a group for the scheduler (sched(7), "The autogroup feature"). With dozens of such groups on two busy
 /// processors, Linux 6.18 made processes that could run wait for seconds; with one session it does not.
 #[derive(Clone, Default, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(crate) struct Birth {
     /// Standard input is a terminal, and becomes the controlling terminal of a session of the process's own.
     pub(crate) terminal: bool,
     /// The process has a session of its own without a terminal, as a job of cron has.
     pub(crate) session: bool,
-    /// The process is killed when the thread that started it ends.
-    pub(crate) dies_with_us: bool,
     pub(crate) umask: Option<u32>,
     /// Resource, soft limit, hard limit.
     pub(crate) limits: Vec<(Resource, u64, u64)>,
@@ -76,9 +73,6 @@ impl Birth {
         // SAFETY: TIOCSCTTY takes an integer; descriptor 0 is open.
         if self.terminal && unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } == -1 {
             return Err(io::Error::last_os_error());
-        }
-        if self.dies_with_us {
-            prctl::set_pdeathsig(Signal::SIGKILL)?;
         }
         if let Some(mask) = self.umask {
             umask(Mode::from_bits_truncate(mask));

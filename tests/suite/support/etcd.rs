@@ -13,12 +13,12 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::birth::Birth;
 use super::deadline::{LONG, eventually};
 use super::lease_server::LeaseServer;
 use super::memory;
 use super::ports::free_port;
 use super::processes::{find_program, send};
+use super::server::server;
 use super::tls::Certificates;
 
 /// The prefix of all keys.
@@ -254,7 +254,7 @@ impl Member {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         let (client, peer) =
             (format!("{scheme}://127.0.0.1:{}", self.port), format!("http://127.0.0.1:{}", self.peers));
-        let mut command = Command::new(find_program("etcd"));
+        let mut command = server(&find_program("etcd"));
         command
             .current_dir(self.directory.path())
             .args(["--name", &self.name, "--data-dir", "data", "--initial-cluster", &self.cluster])
@@ -278,7 +278,6 @@ impl Member {
             let [ca, cert, key] = ["ca.crt", "server.crt", "server.key"].map(|name| certificates.path(name));
             command.args(["--client-cert-auth", "--trusted-ca-file", &ca, "--cert-file", &cert, "--key-file", &key]);
         }
-        Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
         *self.server.borrow_mut() = Some(command.spawn().expect("etcd starts"));
     }
 

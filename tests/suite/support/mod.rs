@@ -40,6 +40,7 @@ pub(crate) mod refusal;
 pub(crate) mod resp;
 pub(crate) mod schema;
 pub(crate) mod sequence;
+pub(crate) mod server;
 pub(crate) mod shell;
 pub(crate) mod slots;
 pub(crate) mod steps;

@@ -47,33 +47,39 @@ pub(crate) struct First {
 const SOON: Duration = Duration::from_secs(10);
 
 impl First {
-    /// Returns a test for process ids that are not older than this one: the kernel assigns ids in ascending order, and
-    /// starts again after the greatest. `None` if the ids may have come full circle since.
-    fn and_newer(self) -> Option<impl Fn(i32) -> bool> {
+    /// Returns the ids of the existing processes and threads that are not older than this process: the kernel assigns
+    /// ids in ascending order, and starts again after the greatest. `None` if the ids may have done so since.
+    fn and_newer(self) -> Option<Vec<i32>> {
         let load = fs::read_to_string("/proc/loadavg").expect("/proc is mounted");
         let last: i32 = load.trim_end().rsplit(' ').next()?.parse().ok()?;
-        let is_newer =
-            move |pid| if self.pid <= last { (self.pid..=last).contains(&pid) } else { pid >= self.pid || pid <= last };
-        (self.started.elapsed() < SOON).then_some(is_newer)
+        let exists = |pid: &i32| kill(Pid::from_raw(*pid), None) != Err(Errno::ESRCH);
+        (self.started.elapsed() < SOON && self.pid <= last).then(|| (self.pid..=last).filter(exists).collect())
     }
 }
 
-/// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: reading the
-/// environment of every process again and again would cost more than the tested program.
+/// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: listing all
+/// processes again and again, and reading their environments, would cost more than the tested program.
 pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
-    let wanted = format!("{MARK}={mark}");
-    let all = fs::read_dir("/proc").expect("/proc is mounted");
-    let pids: Vec<i32> = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    // Made after the list, so that no process in the list is newer.
-    let may = first.and_then(First::and_newer);
-    pids.into_iter()
-        .filter(|pid| may.as_ref().is_none_or(|may| may(*pid)))
-        .filter(|pid| carries(*pid, wanted.as_bytes()) && is_alive(*pid))
-        .collect()
+    let wanted = format!("{MARK}={mark}\0");
+    let mut pids = first.and_then(First::and_newer).unwrap_or_else(all);
+    pids.retain(|pid| environment(*pid).contains(&wanted) && is_alive(*pid) && is_process(*pid));
+    pids
 }
 
-fn carries(pid: i32, wanted: &[u8]) -> bool {
-    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == wanted))
+/// Returns the ids of all processes.
+fn all() -> Vec<i32> {
+    let all = fs::read_dir("/proc").expect("/proc is mounted");
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Returns whether this is the id of a process, not of another one of its threads.
+fn is_process(id: i32) -> bool {
+    status(id, "Tgid").is_some_and(|process| process == id.to_string())
+}
+
+/// Returns the environment of a process, each variable ended by a zero byte. Empty if the process is gone.
+fn environment(pid: i32) -> String {
+    String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()).into_owned()
 }
 
 /// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are
@@ -170,9 +176,8 @@ pub(crate) fn describe_marked(mark: &str) -> String {
 
 /// Returns the children of a process, zombies included.
 pub(crate) fn children(parent: i32) -> Vec<i32> {
-    let all = fs::read_dir("/proc").expect("/proc is mounted");
     let is_child = |pid: &i32| status(*pid, "PPid").and_then(|pid| pid.parse().ok()) == Some(parent);
-    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_child).collect()
+    all().into_iter().filter(is_child).collect()
 }
 
 /// Returns the processor time that a process has used, in clock ticks, a hundred per second; 0 if it is gone.

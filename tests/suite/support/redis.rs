@@ -4,12 +4,11 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::birth::Birth;
 use super::deadline::{LONG, eventually, happens_within};
 use super::lease_server::LeaseServer;
 use super::memory;
@@ -17,6 +16,7 @@ use super::ports::free_port;
 use super::processes::{find_program, send};
 use super::redis_keys;
 use super::resp::{Client, Reply};
+use super::server::server;
 use super::tls::Certificates;
 
 /// A running server. It is killed when this is dropped.
@@ -124,7 +124,7 @@ impl Redis {
     /// Starts the server. Returns false if it has ended again, as when another program took the port.
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
-        let mut command = Command::new(find_program("redis-server"));
+        let mut command = server(&find_program("redis-server"));
         let port = self.port.to_string();
         match &self.sentinel {
             None => {
@@ -151,7 +151,6 @@ impl Redis {
                 command.args(["--port", "0", "--tls-port", &port]).args(certificates.server_options())
             }
         };
-        Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
         let child = command.spawn().expect("redis-server starts");
         let pid = child.id();
         *self.server.borrow_mut() = Some(child);

@@ -11,17 +11,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use nix::sys::signal::Signal;
-use nix::unistd::{Uid, User};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use self::client::{Client, Row};
-use super::birth::Birth;
 use super::deadline::{LONG, eventually};
 use super::lease_server::LeaseServer;
 use super::memory;
 use super::ports::free_port;
-use super::processes::{PATH, find_program, send, state};
+use super::processes::{find_program, send, state};
+use super::server::{give, unprivileged};
 use super::tls::Certificates;
 
 /// The database.
@@ -65,7 +64,6 @@ impl Mariadb {
         for _ in 0..20 {
             let directory = memory::directory();
             copy(&TEMPLATE, &directory.path().join("data"));
-            own(directory.path());
             let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
             let (server, client) = (RefCell::new(None), RefCell::new(None));
             let mariadb = Self { directory, port: free_port(), settings, server, client };
@@ -84,7 +82,7 @@ impl Mariadb {
         let option = |option: &str, name: &str| {
             let path = place.path().join(name);
             fs::copy(certificates.path(name), &path).expect("they were made");
-            own(&path);
+            give(&path);
             format!("--ssl-{option}={}", path.display())
         };
         let options = [option("ca", "ca.crt"), option("cert", "server.crt"), option("key", "server.key")];
@@ -94,14 +92,12 @@ impl Mariadb {
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
         let path = |name: &str| self.directory.path().join(name).display().to_string();
-        let mut command = Command::new(find_program("mariadbd"));
-        command.env_clear().env("PATH", PATH).arg("--no-defaults").args(DATA_SETTINGS).args(SETTINGS);
-        command.args(nobody().map(|nobody| format!("--user={}", nobody.name)));
+        let mut command = unprivileged(&find_program("mariadbd"), self.directory.path());
+        command.arg("--no-defaults").args(DATA_SETTINGS).args(SETTINGS);
         command.args(["--datadir", &path("data"), "--socket", &path("socket"), "--pid-file", &path("pid")]);
         command.args(["--tmpdir", &path("")]);
         command.args(["--port", &self.port.to_string()]).args(&self.settings);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second descriptor")).stderr(log);
-        Birth { dies_with_us: true, ..Birth::default() }.prepare(&mut command);
+        command.stdout(log.try_clone().expect("a second descriptor")).stderr(log);
         *self.server.borrow_mut() = Some(command.spawn().expect("mariadbd starts"));
         let mut ended = false;
         eventually(LONG, "mariadbd is ready", || {
@@ -303,17 +299,16 @@ impl LeaseServer for Mariadb {
 
 /// The data of an empty server, created once for all tests: a copy takes a tenth of the time.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mariadb");
+    let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mariadb-template");
     if !template.is_dir() {
         let place = memory::directory();
-        own(place.path());
         let data = place.path().join("data");
-        let mut install = Command::new(find_program("mariadb-install-db"));
+        let mut install = unprivileged(&find_program("mariadb-install-db"), place.path());
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
-        install.args(nobody().map(|nobody| format!("--user={}", nobody.name)));
         run(install.arg(format!("--datadir={}", data.display())).args(DATA_SETTINGS));
         // A directory is a database.
         fs::create_dir(data.join(DATABASE)).expect("our own directory");
+        give(&data.join(DATABASE));
         // Another suite may make it at the same time: the first complete one is used.
         let copied = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory");
         copy(&data, &copied.path().join("data"));
@@ -325,19 +320,6 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
 
 fn copy(from: &Path, to: &Path) {
     run(Command::new("cp").arg("-a").arg(from).arg(to));
-}
-
-/// Gives a directory, or a file, to the user who runs the servers: they do not run as root.
-fn own(path: &Path) {
-    if let Some(nobody) = nobody() {
-        run(Command::new("chown").args(["-R", &nobody.name]).arg(path));
-    }
-}
-
-fn nobody() -> Option<User> {
-    Uid::effective()
-        .is_root()
-        .then(|| User::from_name("nobody").expect("users can be looked up").expect("there is nobody"))
 }
 
 #[track_caller]

@@ -19,13 +19,14 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use self::client::{Client, Row, lines};
-use self::programs::{find_server_program, give, unprivileged};
+use self::programs::find_server_program;
 use super::deadline::{LONG, eventually, happens_within};
 use super::lease_server::LeaseServer;
 use super::lockrun::Lockrun;
 use super::memory;
 use super::ports::free_port;
 use super::processes::{PATH, children, send};
+use super::server::{give, unprivileged};
 use super::tls::Certificates;
 
 pub(crate) use self::lease_server::what_holds;

@@ -5,17 +5,18 @@ use std::fs::{self, File};
 use std::io;
 use std::process::Child;
 
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::Postgres;
 use super::client::{Client, lines};
-use super::programs::{give, unprivileged};
 use crate::support::deadline::{LONG, eventually};
 use crate::support::lease_server::LeaseServer;
 use crate::support::memory;
 use crate::support::ports::free_port;
 use crate::support::processes::{find_program, send, state};
+use crate::support::server::{give, unprivileged};
 
 /// The number of sessions that the pooler opens at the server, however many clients it has.
 pub(crate) const SESSIONS: u64 = 10;
@@ -112,7 +113,10 @@ impl Pooler {
     /// Starts the pooler. Returns false if it has ended again, as when another program took the port.
     fn launch(&self) -> bool {
         let log = File::create(self.directory.path().join("log")).expect("a log file");
-        let mut command = unprivileged(&find_program("pgbouncer"), self.directory.path());
+        let mut command = unprivileged(&find_program("prlimit"), self.directory.path());
+        // Enough descriptors for thousands of clients.
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits can be read");
+        command.arg(format!("--nofile={}:", most.min(8192))).arg(find_program("pgbouncer"));
         command.arg("pgbouncer.ini").stdout(log.try_clone().expect("a second descriptor")).stderr(log);
         *self.child.borrow_mut() = Some(command.spawn().expect("pgbouncer starts"));
         let mut ended = false;

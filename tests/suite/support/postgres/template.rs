@@ -9,8 +9,9 @@ use std::sync::LazyLock;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use super::programs::{find_server_program, output_of, unprivileged};
+use super::programs::{find_server_program, output_of};
 use crate::support::memory;
+use crate::support::server::unprivileged;
 
 /// The options of initdb. The data is small, since each test has a copy.
 const INITDB: [&str; 9] = ["-N", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--wal-segsize=1"];
