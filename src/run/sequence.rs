@@ -22,6 +22,10 @@ use crate::text::escape::escaped;
 /// How many values are tried before the search for a free one fails.
 const CANDIDATES_MAX: u32 = 10_000;
 
+/// For how long to go on at least if the store answers, but is too busy: others keep changing the same lock, or too
+/// many are connected.
+const BUSY_FOR: Duration = Duration::from_secs(30);
+
 /// A sequence of values. Each run uses one.
 #[derive(Clone, Debug)]
 pub struct Sequence {
@@ -51,7 +55,8 @@ pub enum Order {
 }
 
 /// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is
-/// one. A store that is away is tried again for `store_retry`, from its first failure. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
+/// one. A store that is away is tried again for `store_retry`, from its first failure; one that is too busy, for
+/// [`BUSY_FOR`] at least. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
@@ -78,7 +83,11 @@ pub fn reserve(
             reserved => break reserved,
         };
         let now = Moment::now();
-        let left = store_retry.saturating_sub(now.since(*away_from.get_or_insert(now)));
+        let left = match failed.retry_class {
+            // A store that is busy has answered: it is not away.
+            RetryClass::Busy => store_retry.max(BUSY_FOR).saturating_sub(now.since(began)),
+            _ => store_retry.saturating_sub(now.since(*away_from.get_or_insert(now))),
+        };
         if left.is_zero() {
             break Err(Failure::Store(failed));
         }

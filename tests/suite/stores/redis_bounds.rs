@@ -149,18 +149,23 @@ fn a_waiter_hears_a_signal_while_the_server_is_full() {
     waiter.wait().died_of(Signal::SIGTERM).printed("").silent();
 }
 
-// "A full server is a busy one": a waiter goes on waiting for longer than a request may take.
+// "A full server is a busy one": a waiter, and a reservation, go on for longer than a request may take.
 #[test]
-fn a_waiter_outlasts_a_full_server() {
-    let redis = Redis::start();
-    let mut full = Full::of(&redis);
-    let before = full.rejected();
-    let call = Lockrun::at(&redis.url()).key("k").args(["--wait", "--ttl", "10m", "--store-timeout", "500ms"]);
-    let mut waiter = call.command(["echo", "ran"]).spawn();
-    eventually(LONG, "it was rejected", || full.rejected() > before);
-    stays_true_for(Duration::from_secs(2), "it waits", || !waiter.has_ended());
-    full.control.ask(&["CONFIG", "SET", "maxclients", "100"]).expect("it answers");
-    waiter.wait().exited(0).printed("ran\n").silent();
+fn a_full_server_is_waited_for() {
+    let store = Store::Redis(Redis::start());
+    let Store::Redis(redis) = &store else { panic!("it is a Redis") };
+    for call in
+        [Lockrun::new(&store).key("k").arg("--wait"), Lockrun::other("reserve", &store).key("s").arg("--from=1")]
+    {
+        let mut full = Full::of(redis);
+        let before = full.rejected();
+        let call = call.args(["--ttl", "10m", "--store-timeout", "500ms"]);
+        let mut run = call.command(["echo", "ran"]).spawn();
+        eventually(LONG, "it was rejected", || full.rejected() > before);
+        stays_true_for(Duration::from_secs(2), "it waits", || !run.has_ended());
+        full.control.ask(&["CONFIG", "SET", "maxclients", "100"]).expect("it answers");
+        run.wait().exited(0).printed("ran\n").silent();
+    }
 }
 
 // "What failed, and what to do": an answer of something that is no Redis, and one of a Redis that is longer than any.
