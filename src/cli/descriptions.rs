@@ -212,8 +212,8 @@ const ALL: [Description; 44] = [
         "How long to go on trying a store that cannot be reached, restarts, fails over, or whose name does not resolve, before COMMAND \
          has started; then exit 69 [default: 0; with --wait 1m]\n\n\
          With --wait DURATION it never takes longer than that. A store that rejects the request, for instance because the password is wrong, is not \
-         tried again. `reserve` goes on only while its request cannot have arrived, and for 30 seconds at least if the store is not away but \
-         too busy: too many others change the same lock, or are connected.",
+         tried again. `reserve` goes on only while its request cannot have arrived. If the store is too busy, because too many others change \
+         the same lock or are connected, `reserve` goes on for 30 seconds, or for this long if that is longer.",
     ),
     option(name::ON_LOST, "ACTION", LEASE, "What to do when the lease is lost: kill or warn  [default: kill]")
         .more(

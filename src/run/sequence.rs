@@ -9,7 +9,7 @@ use crate::lock::ending::Ending;
 use crate::report::Verbosity;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
-use crate::store::{Backend, Claim, Grant, RequestError, Reserved, RetryClass, Sequences, Wanted, integer};
+use crate::store::{Backend, Claim, Grant, RequestError, Reserved, RetryClass, Wanted, integer};
 use crate::supervise::guardian::Guardian;
 use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
@@ -55,8 +55,8 @@ pub enum Order {
 }
 
 /// Reserves the next value of the key's sequence that no other run has reserved; `guardian` is set if this process is
-/// one. A store that is away is tried again for `store_retry`, from its first failure; one that is too busy, for
-/// [`BUSY_FOR`] at least. Returns the grant and the value. If that fails, reports why and returns the run's outcome.
+/// one. For `store_retry`, see [`Asking::ask`]. Returns the grant and the value. If that fails, reports why and returns
+/// the run's outcome.
 pub fn reserve(
     store: &mut dyn Backend,
     claim: &Claim,
@@ -68,39 +68,15 @@ pub fn reserve(
 ) -> Result<(Grant, String), Outcome> {
     let began = Moment::now();
     let key = escaped(claim.key.as_str());
-    let (mut backoff, mut away_from) = (Backoff::new(), None);
-    let reserved = loop {
-        let reserved = match &sequence.order {
-            Order::Step { from, step } => reserve_integer(store, claim, *from, *step),
-            Order::Program { from, program } => {
-                let next_after = |value: &str| compute_next(program, value, signals, guardian);
-                reserve_computed(store, claim, from, reporter.verbosity, next_after)
-            }
-        };
-        let failed = match reserved {
-            // A request that was sent could reserve a value although the next one asks for another.
-            Err(Failure::Store(failed)) if failed.never_sent && failed.retry_class != RetryClass::Permanent => failed,
-            reserved => break reserved,
-        };
-        let now = Moment::now();
-        let left = match failed.retry_class {
-            // A store that is busy has answered: it is not away.
-            RetryClass::Busy => store_retry.max(BUSY_FOR).saturating_sub(now.since(began)),
-            _ => store_retry.saturating_sub(now.since(*away_from.get_or_insert(now))),
-        };
-        if left.is_zero() {
-            break Err(Failure::Store(failed));
-        }
-        if away_from == Some(now) {
-            reporter.report(Event::Outage { why: &format!("{:#}", failed.error), left });
-        }
-        if let Some(signal) = pause(backoff.next(), signals, guardian) {
-            break Err(Failure::Interrupted(signal));
+    let mut asking = Asking { store, claim, store_retry, reporter, signals, guardian };
+    let ask = |wanted: &Wanted| asking.ask(wanted);
+    let reserved = match &sequence.order {
+        Order::Step { from, step } => reserve_integer(ask, *from, *step),
+        Order::Program { from, program } => {
+            let next_after = |value: &str| compute_next(program, value, signals, guardian);
+            reserve_computed(ask, from, reporter.verbosity, next_after)
         }
     };
-    if reserved.is_ok() && away_from.is_some() {
-        reporter.report(Event::Recovered);
-    }
     match reserved {
         Ok((grant, value)) => {
             let waited = Moment::now().since(began);
@@ -125,6 +101,56 @@ pub fn reserve(
         Err(Failure::Interrupted(signal)) => {
             reporter.report(Event::Interrupted(signal));
             Err(Outcome::Ended(Ending::Signaled(signal)))
+        }
+    }
+}
+
+/// Asks the store for a value, and goes on while the store is away, or too busy.
+struct Asking<'a> {
+    store: &'a mut dyn Backend,
+    claim: &'a Claim,
+    store_retry: Duration,
+    reporter: &'a Reporter,
+    signals: &'a Signals,
+    guardian: Option<&'a Guardian>,
+}
+
+impl Asking<'_> {
+    /// Returns the store's answer. A store that is away is asked for `store_retry`, and one that is too busy for
+    /// [`BUSY_FOR`] at least, each from its first such answer to this request.
+    fn ask(&mut self, wanted: &Wanted) -> Result<Reserved, Failure> {
+        let (mut backoff, mut away_from, mut busy_from) = (Backoff::new(), None, None);
+        loop {
+            let failed = match self.store.reserve(self.claim, wanted) {
+                // A request that was sent could reserve a value although the next one asks for another.
+                Err(failed) if failed.never_sent && failed.retry_class != RetryClass::Permanent => failed,
+                answered => {
+                    if answered.is_ok() && away_from.is_some() {
+                        self.reporter.report(Event::Recovered);
+                    }
+                    return Ok(answered?);
+                }
+            };
+            let now = Moment::now();
+            let (from, patience) = if failed.retry_class == RetryClass::Busy {
+                // A store that is busy has answered.
+                if away_from.take().is_some() {
+                    self.reporter.report(Event::Recovered);
+                }
+                (*busy_from.get_or_insert(now), self.store_retry.max(BUSY_FOR))
+            } else {
+                (*away_from.get_or_insert(now), self.store_retry)
+            };
+            let tried = now.since(from);
+            if tried >= patience {
+                return Err(Failure::Store(failed.after_trying_for(tried)));
+            }
+            if away_from == Some(now) {
+                self.reporter.report(Event::Outage { why: &format!("{:#}", failed.error), left: patience });
+            }
+            if let Some(signal) = pause(backoff.next(), self.signals, self.guardian) {
+                return Err(Failure::Interrupted(signal));
+            }
         }
     }
 }
@@ -157,8 +183,12 @@ impl From<RequestError> for Failure {
 }
 
 /// Reserves the next integer, which the store computes.
-fn reserve_integer(store: &mut dyn Sequences, claim: &Claim, from: i64, step: i64) -> Result<(Grant, String), Failure> {
-    match store.reserve(claim, &Wanted::Next { from, step })? {
+fn reserve_integer(
+    mut ask: impl FnMut(&Wanted) -> Result<Reserved, Failure>,
+    from: i64,
+    step: i64,
+) -> Result<(Grant, String), Failure> {
+    match ask(&Wanted::Next { from, step })? {
         Reserved::Mine(grant, value) => Ok((grant, value)),
         Reserved::NoNext(last) if integer(&last).is_some() => {
             Err(Failure::NoValue(format!("{last} is the last one: the next would not fit into 64 bits")))
@@ -189,8 +219,7 @@ fn compute_next(
 
 /// Tries one candidate after the other until one is free. Shows how many, unless the run is quiet.
 fn reserve_computed(
-    store: &mut dyn Sequences,
-    claim: &Claim,
+    mut ask: impl FnMut(&Wanted) -> Result<Reserved, Failure>,
     from: &str,
     verbosity: Verbosity,
     mut next_after: impl FnMut(&str) -> Result<String, Failure>,
@@ -203,7 +232,7 @@ fn reserve_computed(
             counter.add(1);
         }
         let wanted = Wanted::Value { value: candidate.clone(), after: last.clone(), steps };
-        match store.reserve(claim, &wanted)? {
+        match ask(&wanted)? {
             Reserved::Mine(grant, value) => return Ok((grant, value)),
             Reserved::Withheld(span) => return Err(Failure::Withheld(span)),
             Reserved::Taken => (candidate, steps) = (next_after(&candidate)?, steps + 1),
@@ -223,36 +252,26 @@ fn reserve_computed(
 mod tests {
     use super::*;
 
-    /// A store in which the first values of a sequence are reserved.
-    struct Full {
-        reserved: u32,
-        asked: u32,
-    }
-
-    impl Sequences for Full {
-        fn reserve(&mut self, _: &Claim, wanted: &Wanted) -> Result<Reserved, RequestError> {
-            let Wanted::Value { value, after: None, steps } = wanted else { panic!("not asked for: {wanted:?}") };
-            self.asked += 1;
-            assert_eq!((value, *steps), (&self.asked.to_string(), self.asked));
-            if self.asked <= self.reserved {
-                return Ok(Reserved::Taken);
-            }
-            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None, by_hand_off: false }, value.clone()))
-        }
-    }
-
     /// Returns what [`reserve_computed`] finds if the first `reserved` values are reserved, and how often the store was
     /// asked.
     fn reserve_computed_among(reserved: u32) -> (Result<String, String>, u32) {
-        let claim = Claim::example();
-        let mut store = Full { reserved, asked: 0 };
+        let mut asked = 0;
+        let ask = |wanted: &Wanted| {
+            let Wanted::Value { value, after: None, steps } = wanted else { panic!("not asked for: {wanted:?}") };
+            asked += 1;
+            assert_eq!((value, *steps), (&asked.to_string(), asked));
+            if asked <= reserved {
+                return Ok(Reserved::Taken);
+            }
+            Ok(Reserved::Mine(Grant { fence: 1, slot: 0, lease_from: None, by_hand_off: false }, value.clone()))
+        };
         let after = |value: &str| Ok((value.parse::<u32>().expect("a number") + 1).to_string());
-        let found = reserve_computed(&mut store, &claim, "1", Verbosity::Quiet, after);
+        let found = reserve_computed(ask, "1", Verbosity::Quiet, after);
         let found = found.map(|(_, value)| value).map_err(|failure| match failure {
             Failure::NoValue(why) => why,
             _ => panic!("it was the store's fault, or a signal's"),
         });
-        (found, store.asked)
+        (found, asked)
     }
 
     #[test]

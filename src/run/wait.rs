@@ -5,8 +5,6 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use anyhow::anyhow;
-
 use crate::lock::lease::Terms;
 use crate::lock::state::ASKS_PER_PLACE;
 use crate::store::{
@@ -16,13 +14,9 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 use crate::sys::signals::Signals;
 use crate::sys::wait::{WaitObserver, Waiter, WakeReason};
-use crate::text::duration;
 
 /// How often the guardian checks whether a stopped lockrun was continued.
 const CONTINUED_CHECK: Duration = Duration::from_millis(100);
-
-/// The shortest time of trying again that an error mentions.
-const MENTIONED: Duration = Duration::from_secs(1);
 
 /// How to wait for a lock.
 pub struct Wait<'a> {
@@ -256,12 +250,7 @@ impl<'a> WaitingClaim<'a> {
 
     /// Returns the error of the last one of several tries, which says for how long it was tried.
     fn after_trying(&self, failed: RequestError) -> RequestError {
-        let span = Moment::now().since(self.outage_from);
-        if !self.is_away || span < MENTIONED {
-            return failed;
-        }
-        let error = anyhow!("{:#}; tried for {}", failed.error, duration::say(span));
-        RequestError { error, ..failed }
+        if self.is_away { failed.after_trying_for(Moment::now().since(self.outage_from)) } else { failed }
     }
 
     /// Waits for `span`. Returns a signal that would terminate lockrun, if one came.

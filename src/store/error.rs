@@ -1,9 +1,12 @@
 //! Errors of stores.
 
+use std::time::Duration;
+
 use anyhow::anyhow;
 
 use super::{Claim, Store};
 use crate::lock::lease::Ttl;
+use crate::text::duration;
 use crate::text::escape::escaped;
 
 /// The store rejected a request or did not answer: what failed, where, and what to do.
@@ -34,7 +37,19 @@ pub enum RetryClass {
     Busy,
 }
 
+/// The shortest time of trying again that an error mentions.
+const MENTIONED: Duration = Duration::from_secs(1);
+
 impl RequestError {
+    /// Returns the error of the last one of several requests, which says for how long they were tried.
+    pub fn after_trying_for(self, span: Duration) -> Self {
+        if span < MENTIONED {
+            return self;
+        }
+        let error = anyhow!("{:#}; tried for {}", self.error, duration::say(span));
+        RequestError { error, ..self }
+    }
+
     /// Cancels a `claim` that no earlier reply has answered, and returns why its request failed.
     pub fn cancel(self, store: &mut dyn Store, claim: &Claim) -> StoreError {
         let is_clean = self.never_sent || store.cancel(claim, false);

@@ -53,14 +53,14 @@ fn redis_restarts_and_pauses() {
     assert_eq!(redis.keys(), ["a"]);
 }
 
-// A server ends with the thread of its test, also if it is not root.
+// A server ends with the thread of its test, even if it does not run as root.
 #[test]
 fn a_server_ends_with_the_thread_that_started_it() {
     let directory = TempDir::new().expect("a temporary directory");
     let sleep = find_program("sleep");
     for mut command in [server(&sleep), unprivileged(&sleep, directory.path())] {
         let start = move || {
-            let child = command.arg("600").spawn().expect("sleep(1) starts");
+            let child = command.arg("60").spawn().expect("sleep(1) starts");
             let program = format!("/proc/{}/comm", child.id());
             eventually(LONG, "it runs", || fs::read_to_string(&program).is_ok_and(|name| name == "sleep\n"));
             child

@@ -27,9 +27,9 @@ pub(in crate::store) struct Attempt<'a> {
     kept: Option<i64>,
     leases: NewLeases,
     deadline: Moment,
-    /// Until when to start again after others were quicker: then half the time is left, so that the last try can be
-    /// answered. One that is not leaves it open whether it was carried out.
-    gives_up_at: Moment,
+    /// Until when to start again after others were quicker. A reservation leaves half of its time for the answer to its
+    /// last try: without that answer its outcome is unknown, and it cannot be repeated.
+    gives_way_until: Moment,
     pauses: Pauses,
     /// The time of the view that the rules had, in milliseconds of Unix time.
     now_ms: u64,
@@ -42,14 +42,14 @@ impl Transactions for EtcdStore {
 
     fn begin<'a>(&mut self, operation: Operation<'a>, deadline: Moment) -> Attempt<'a> {
         self.client.begin();
-        let now = Moment::now();
+        let half = Moment::now() + deadline.since(Moment::now()) / 2;
         Attempt {
             operation,
             scope: self.scope(operation),
             kept: None,
             leases: NewLeases::default(),
             deadline,
-            gives_up_at: now + deadline.since(now) / 2,
+            gives_way_until: if matches!(operation, Operation::Reserve(_)) { half } else { deadline },
             pauses: Pauses::default(),
             now_ms: 0,
         }
@@ -181,7 +181,7 @@ impl EtcdStore {
     /// After another operation was quicker, and left what was `found`: returns what to start from.
     fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Snapshot, is_urgent: bool) -> Result<Snapshot, Failure> {
         // Without a pause, many that start again at once would conflict again.
-        let left = attempt.gives_up_at.since(Moment::now());
+        let left = attempt.gives_way_until.since(Moment::now());
         let pause = attempt.pauses.next(is_urgent, self.client.round_trip, left).ok_or(Failure::Contended)?;
         if pause.is_zero() {
             return Ok(found);

@@ -18,7 +18,7 @@ fn run(program: &str, args: &[&str]) -> String {
         .args(args)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("DEB_ARCH", "all")
-        // The package's own level takes four times as long.
+        // dpkg-deb's own level takes four times as long.
         .env("DPKG_DEB_COMPRESSOR_LEVEL", "1")
         .output()
         .expect("it starts");

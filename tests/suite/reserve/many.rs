@@ -27,7 +27,7 @@ read -r now rest </proc/uptime; echo \"out $LOCKRUN_VALUE $now $how\" >>\"$1\"
 /// start within a request's time.
 fn at_once(store: &Store) -> usize {
     match store {
-        _ if store.as_etcd().is_some() => 20,
+        _ if store.as_etcd().is_some() => 5,
         _ if store.as_postgres().is_some() || store.as_mariadb().is_some() => 10,
         _ => 40,
     }

@@ -135,6 +135,23 @@ fn a_server_that_is_full_for_a_moment() {
     run.wait().exited(0).printed("ran\n").silent();
 }
 
+// "What failed": a reservation that waits for a full server says for how long it has, and TERM terminates it.
+#[test]
+fn a_reservation_gives_up_on_a_full_server() {
+    let store = Store::Redis(Redis::start());
+    let Store::Redis(redis) = &store else { panic!("it is a Redis") };
+    let mut full = Full::of(redis);
+    let before = full.rejected();
+    let call =
+        Lockrun::other("reserve", &store).key("s").args(["--from=1", "--ttl", "10m", "--store-timeout", "500ms"]);
+    let call = call.command(["echo", "ran"]);
+    let (patient, terminated) = (call.spawn(), call.spawn());
+    eventually(LONG, "both have tried twice", || full.rejected() >= before + 4);
+    terminated.signal(Signal::SIGTERM);
+    terminated.wait().died_of(Signal::SIGTERM).printed("").silent();
+    patient.wait().exited(69).printed("").said("max number of clients reached").said("; tried for 30s");
+}
+
 // "TERM while it waits terminates it, and nothing is left behind": also while the server is full.
 #[test]
 fn a_waiter_hears_a_signal_while_the_server_is_full() {

@@ -60,7 +60,7 @@ impl First {
 /// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: listing all
 /// processes again and again, and reading their environments, would cost more than the tested program.
 pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
-    let wanted = format!("{MARK}={mark}\0");
+    let wanted = format!("\0{MARK}={mark}\0");
     let mut pids = first.and_then(First::and_newer).unwrap_or_else(all);
     pids.retain(|pid| environment(*pid).contains(&wanted) && is_alive(*pid) && is_process(*pid));
     pids
@@ -77,9 +77,10 @@ fn is_process(id: i32) -> bool {
     status(id, "Tgid").is_some_and(|process| process == id.to_string())
 }
 
-/// Returns the environment of a process, each variable ended by a zero byte. Empty if the process is gone.
+/// Returns the environment of a process, with a zero byte before and behind each variable. If the process is gone, there
+/// are none.
 fn environment(pid: i32) -> String {
-    String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()).into_owned()
+    format!("\0{}", String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()))
 }
 
 /// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are

@@ -10,10 +10,11 @@ use nix::unistd::{Uid, User};
 use super::birth::Birth;
 use super::processes::{PATH, find_program};
 
-/// Returns a command for this program. It is killed when the thread that starts it ends.
+/// Returns a command for this program. It is killed when the thread that starts it ends; not if that ends in the first
+/// few milliseconds.
 ///
-/// setpriv(1) asks the kernel for that. With a closure that asks for it before exec, the standard library would copy this
-/// process, with all its memory, for each server: that took a twentieth of the tests' processor time.
+/// setpriv(1) asks the kernel for that. With a closure that asks for it before exec, the standard library would copy
+/// this process, with all its memory, for each server: that took a twentieth of the tests' processor time.
 pub(crate) fn server(program: &Path) -> Command {
     begin(&["--pdeathsig", "KILL"], program)
 }

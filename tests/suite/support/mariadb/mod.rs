@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
 use nix::sys::signal::Signal;
+use nix::unistd::Uid;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -299,7 +300,7 @@ impl LeaseServer for Mariadb {
 
 /// The data of an empty server, created once for all tests: a copy takes a tenth of the time.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mariadb-template");
+    let template = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mariadb-of-{}", Uid::effective()));
     if !template.is_dir() {
         let place = memory::directory();
         let data = place.path().join("data");
