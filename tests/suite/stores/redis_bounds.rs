@@ -135,7 +135,7 @@ fn a_server_that_is_full_for_a_moment() {
     run.wait().exited(0).printed("ran\n").silent();
 }
 
-// "What failed": a reservation that waits for a full server says for how long it has, and TERM terminates it.
+// "What failed": a reservation that waits for a full server says for how long it was tried, and TERM terminates it.
 #[test]
 fn a_reservation_gives_up_on_a_full_server() {
     let store = Store::Redis(Redis::start());
