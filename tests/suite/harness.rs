@@ -7,12 +7,13 @@ use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::calm::{in_time, judge, late};
+use crate::support::calm::{in_time, judge, judge_among, late};
 use crate::support::catcher::Catcher;
 use crate::support::postgres::SESSIONS;
 use crate::support::processes::find_program;
@@ -255,7 +256,7 @@ fn a_broken_contract_fails_at_once() {
 #[test]
 #[should_panic(expected = "always too late")]
 fn a_contract_that_is_always_late_fails() {
-    judge(|| in_time(Duration::from_secs(2), Duration::from_secs(1), "always too late"));
+    judge_among(&Mutex::new(()), || in_time(Duration::from_secs(2), Duration::from_secs(1), "always too late"));
 }
 
 // One that was late once on a busy machine is kept; on a quiet one it is not.
@@ -268,7 +269,7 @@ fn a_contract_that_was_late_once_is_tried_again_on_a_busy_machine() {
             late("for once");
         }
     };
-    let kept = catch_unwind(AssertUnwindSafe(|| judge(once_late))).is_ok();
+    let kept = catch_unwind(AssertUnwindSafe(|| judge_among(&Mutex::new(()), once_late))).is_ok();
     assert_eq!(tried.get(), if kept { 2 } else { 1 });
 }
 

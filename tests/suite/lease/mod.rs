@@ -3,6 +3,7 @@
 mod connections;
 mod faults;
 mod fence;
+mod full_server;
 mod keep;
 mod lost;
 mod misuse;

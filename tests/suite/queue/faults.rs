@@ -34,7 +34,7 @@ fn short_places<'a>(store: &'a Store, key: &str) -> Queue<'a> {
 
 // "However many died": of forty waiters twenty are killed while they wait; the others run in order.
 on_every_lease_store!(killed_waiters_cost_one_lease, |store| {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     let holder = Holder::new(store, "killed");
     let mut queue = short_places(store, "killed");
     queue.join(40);

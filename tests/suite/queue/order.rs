@@ -16,7 +16,7 @@ use crate::support::{Holder, LONG, Queue, Store, eventually};
 // "Waiters get the lock in the order in which they came", one at a time, and "of a lock nothing is left" but its fence
 // and its last run.
 on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     for count in [40, 150].map(|count| store.crowd(count)) {
         let store = &store.another();
         let holder = Holder::new(store, "order");
@@ -83,7 +83,7 @@ on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |st
 
 // "A thousand waiters joining at once: no time-outs, no lost places"; here as many as a small machine can start.
 on_every_lease_store!(a_storm_of_waiters, |store| {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     let mut queue = Queue::new(store, "storm");
     let waiters = store.crowd(300);
     queue.storm(waiters);

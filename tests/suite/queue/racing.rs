@@ -50,9 +50,9 @@ fn race(call: &Lockrun, log: &Path) -> Vec<Running> {
 // "Exclusion. From COMMAND's first instruction until COMMAND is dead, no other run holds the same key in the same
 // store": fifty at a time, all of them wait, all of them run.
 on_every_store!(fifty_wait_and_run, |store| {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     let directory = TempDir::new().expect("a temporary directory");
-    for round in 0..store.crowd(10) {
+    for round in 0..store.crowd(5) {
         let log = directory.path().join(format!("round-{round}"));
         let call = Lockrun::new(store).key("race").arg("--wait");
         for run in race(&call, &log) {
@@ -66,7 +66,7 @@ on_every_store!(fifty_wait_and_run, |store| {
 
 // "Exclusion", without waiting: runs that did not get the lock did not start COMMAND, and those that did were alone.
 on_every_store!(fifty_try_and_some_run, |store| {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     let directory = TempDir::new().expect("a temporary directory");
     let log = directory.path().join("log");
     let call = Lockrun::new(store).key("race").args(["--fail", "-q"]);

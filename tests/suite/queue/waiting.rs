@@ -10,8 +10,12 @@ use crate::support::{Holder, LONG, Lockrun, Output, Running, Store, eventually};
 
 /// Starts a run that waits for the lock; returns when it says that it waits.
 fn wait_for(store: &Store, key: &str, script: &str) -> Running {
-    let call = Lockrun::new(store).key(key).args(["--wait", "-v"]);
-    let mut waiter = call.sh(script).spawn();
+    wait_by(&Lockrun::new(store).key(key), script)
+}
+
+/// As [`wait_for`], by this call.
+fn wait_by(call: &Lockrun, script: &str) -> Running {
+    let mut waiter = call.clone().args(["--wait", "-v"]).sh(script).spawn();
     waiter.wait_for_stderr("waiting");
     waiter
 }
@@ -108,9 +112,10 @@ on_every_store!(a_signal_ends_a_wait, |store| {
 
 // "A wait that is cut short leaves the queue": also a waiter that is killed blocks no one.
 on_every_store!(a_killed_waiter_is_passed_over, |store| {
-    let holder = Holder::new(store, "killed");
-    let mut dead = wait_for(store, "killed", "echo dead");
-    let living = wait_for(store, "killed", "echo living");
+    let call = Lockrun::new(store).key("killed").args(["--ttl", "4s"]);
+    let holder = Holder::with(&call, &[]);
+    let mut dead = wait_by(&call, "echo dead");
+    let living = wait_by(&call, "echo living");
     dead.kill_everything();
     holder.end();
     living.wait().exited(0).printed("living\n");

@@ -89,7 +89,7 @@ fn a_used_value_is_seen() {
 /// Starts this many runs of the call, some of them at a time, and waits for all of them.
 #[track_caller]
 fn run_all(store: &Store, call: &Lockrun, count: usize, log: &Path) {
-    let _turn = crowd::turn();
+    let _turn = crowd::turn_at(store);
     let log = log.to_str().expect("a plain path");
     let mut running: Vec<(usize, Running)> = Vec::new();
     let finish = |running: &mut Vec<(usize, Running)>, most: usize| {

@@ -71,10 +71,16 @@ pub(crate) fn stays_in_time_for(span: Duration, what: &str, holds: impl Fn() -> 
 /// used by a failed attempt may still contain that attempt's lock.
 #[track_caller]
 pub(crate) fn judge(contract: impl Fn()) {
+    judge_among(&CALM, contract);
+}
+
+/// As [`judge`], but only the contracts that are judged with the same mutex wait for each other.
+#[track_caller]
+pub(crate) fn judge_among(calm: &Mutex<()>, contract: impl Fn()) {
     assert!(!IS_JUDGED.get(), "this contract is judged as a part of another one");
     for attempt in 1.. {
         // A first attempt only waits for its turn.
-        let calm = CALM.lock().unwrap_or_else(PoisonError::into_inner);
+        let calm = calm.lock().unwrap_or_else(PoisonError::into_inner);
         let _calm = (attempt > 1).then_some(calm);
         let watch = Watch::start();
         IS_JUDGED.set(true);
