@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::support::calm::{held_in_time, judge};
 use crate::support::resp::Client;
 use crate::support::{LONG, Lockrun, Redis, Store, eventually, hand, stays_true_for};
 
@@ -60,19 +61,22 @@ fn a_server_that_is_full_for_a_moment() {
 // "What failed": a reservation that waits for a full server says for how long it was tried, and TERM terminates it.
 #[test]
 fn a_reservation_gives_up_on_a_full_server() {
-    let store = Store::Redis(Redis::start());
-    let Store::Redis(redis) = &store else { panic!("it is a Redis") };
-    let mut full = Full::of(redis);
-    let before = full.rejected();
-    let call =
-        Lockrun::other("reserve", &store).key("s").args(["--from=1", "--ttl", "10m", "--store-timeout", "500ms"]);
-    let call = call.command(["echo", "ran"]);
-    let (patient, terminated) = (call.spawn(), call.spawn());
-    eventually(LONG, "both have tried twice", || full.rejected() >= before + 4);
-    terminated.signal(Signal::SIGTERM);
-    terminated.wait().died_of(Signal::SIGTERM).printed("").silent();
-    // For 30 s, and for as long as the last pause and try took.
-    patient.wait().exited(69).printed("").said("max number of clients reached").said("; tried for 3");
+    judge(|| {
+        let store = Store::Redis(Redis::start());
+        let Store::Redis(redis) = &store else { panic!("it is a Redis") };
+        let mut full = Full::of(redis);
+        let before = full.rejected();
+        let call = Lockrun::other("reserve", &store).key("s").args(["--from=1", "--ttl", "10m"]);
+        let call = call.command(["echo", "ran"]);
+        let (patient, terminated) = (call.spawn(), call.spawn());
+        eventually(LONG, "both have tried twice", || full.rejected() >= before + 4);
+        terminated.signal(Signal::SIGTERM);
+        terminated.wait().died_of(Signal::SIGTERM).printed("").silent();
+        // For 30 s, and for as long as the last pause and try took.
+        let gave_up = patient.wait().exited(69).printed("");
+        held_in_time(!gave_up.stderr().contains("did not answer in time"), "the server rejects it in time");
+        gave_up.said("max number of clients reached").said("; tried for 3");
+    });
 }
 
 // "TERM while it waits terminates it, and nothing is left behind": also while the server is full.
