@@ -281,6 +281,7 @@ pub(super) type Page<E> = Vec<(Key, E)>;
 type Rules<'r, T> = dyn FnMut(&mut LockState, &View) -> Result<Applied<T>, FenceExhausted> + 'r;
 
 /// What the rules have made of a lock.
+#[derive(Default)]
 pub(super) struct Transition {
     /// The state that was read.
     pub(super) before: LockState,

@@ -92,6 +92,8 @@ pub(super) struct ChangeDraft<'a> {
     pub(super) transition: &'a Transition,
     /// The lease that was kept alive for the place of the asking client.
     pub(super) kept: Option<i64>,
+    /// Whether an earlier request, without an answer, may still be carried out.
+    pub(super) may_arrive: bool,
     /// Whether to write the record even if it stays the same.
     pub(super) forces_write: bool,
 }
@@ -121,6 +123,13 @@ impl<'a> ChangeDraft<'a> {
         if let Some(lease_key) = self.operation.asking().and_then(|asking| self.found.lease_key_of(asking)) {
             // The answer depends on it: that the lease is renewed, or that the lock was held until now.
             change.compare.push(Compare::Attached(self.scope.names.lease_key(&lease_key.token), lease_key.lease));
+        }
+        if let (true, OwnRow::Named(row), Some(asking)) =
+            (self.may_arrive, &self.scope.own_row, self.operation.asking())
+            && self.found.row_of(asking).is_none()
+        {
+            // An earlier request that joins the queue just before this does not change the record.
+            change.compare.push(Compare::Unchanged(row.clone(), 0));
         }
         self.change_lives(&mut change, leases);
         self.take_from_queue(&mut change);

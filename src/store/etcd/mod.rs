@@ -50,8 +50,11 @@ pub(super) use url::KIND;
 pub struct EtcdStore {
     client: Client,
     timeout: Duration,
-    /// Our row in the queue, as of the last answer.
+    /// Our row in the queue, as of the last answer, or the one that a request without an answer may have written.
     own_row: Option<Attached>,
+    /// If there are requests without an answer: the latest revision at which one of them requires the record to be; 0:
+    /// they require that there is none.
+    unanswered_at: i64,
     /// The cluster's revision as of that answer: what came later is to be heard.
     seen_revision: i64,
     /// The watch through which we hear of our turn.
@@ -75,6 +78,7 @@ impl EtcdStore {
             client: Client::new(cluster)?,
             timeout,
             own_row: None,
+            unanswered_at: 0,
             seen_revision: 0,
             watch: None,
             remembered: None,

@@ -89,8 +89,15 @@ impl Transactions for EtcdStore {
         mut transition: Transition,
     ) -> Result<Commit<Snapshot>, Failure> {
         let (operation, asking) = (attempt.operation, attempt.operation.asking());
-        let may_be_done = self.client.may_be_done;
-        if may_be_done {
+        let may_arrive = self.may_arrive(&found);
+        let joins_next = may_arrive && joins(&transition.before, &transition.after);
+        if joins_next {
+            // The earlier attempt may still join the queue, in another row. So the record is changed first: when that is
+            // answered, our earlier row is there, or never will be.
+            let before = transition.before;
+            transition = Transition { after: before.clone(), before, ..Transition::default() };
+        }
+        if may_arrive {
             // The earlier attempt fails when it arrives late, but only while there is a record.
             transition.after.outlast_late_requests(&found.view(attempt.now_ms));
         }
@@ -106,8 +113,9 @@ impl Transactions for EtcdStore {
             now_ms: attempt.now_ms,
             transition: &transition,
             kept: attempt.kept,
+            may_arrive,
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
-            forces_write: may_be_done || operation.counts_waiters() && joins(before, after),
+            forces_write: may_arrive || operation.counts_waiters() && joins(before, after),
         };
         let mut change = draft.change(&mut attempt.leases);
         let changes_holders = draft.changes_holders();
@@ -120,7 +128,14 @@ impl Transactions for EtcdStore {
             let keeps = asking.filter(|asking| !operation.gives_up() && holds(asking, after));
             // The next operation of a holder needs no other read.
             let read_after = keeps.map(|_| attempt.scope.of_holder());
-            let transacted = match self.commit_change(&change, attempt, read_after.as_ref()) {
+            let earlier = std::mem::take(&mut self.client.may_be_done);
+            let committed = self.commit_change(&change, attempt, read_after.as_ref());
+            let is_unanswered = self.client.may_be_done;
+            if is_unanswered {
+                self.note_unanswered(&change, &found, earlier);
+            }
+            self.client.may_be_done |= earlier;
+            let transacted = match committed {
                 Err(Failure::Rejected(rejection)) if rejection.lease_is_missing() && uses_old => {
                     // A lease that an earlier attempt has created was not used in time.
                     attempt.leases = NewLeases::default();
@@ -129,9 +144,9 @@ impl Transactions for EtcdStore {
                 committed => committed?,
             };
             if !transacted.succeeded {
-                if self.client.may_be_done && change.own_row.is_some() {
-                    // Our row may be anywhere among the waiters.
-                    attempt.scope.own_row = OwnRow::Unknown;
+                if is_unanswered && change.own_row.is_some() {
+                    // It was sent twice, and may have lost against itself. The answer may lack our row.
+                    attempt.scope = self.scope(operation);
                     return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
                 }
                 let is_urgent = asking.is_some_and(|asking| holds(asking, before));
@@ -144,6 +159,9 @@ impl Transactions for EtcdStore {
                 && let Ok(found) = change.read_after(&scope, transacted)
             {
                 self.remember(token, &scope, found);
+            }
+            if joins_next {
+                return self.read_scope(&attempt.scope, attempt.deadline).map(Commit::Again);
             }
         }
         self.client.may_be_done = false;
@@ -178,6 +196,21 @@ impl Transactions for EtcdStore {
 }
 
 impl EtcdStore {
+    /// Returns whether a request without an answer may still be carried out on what was `found`. Each of them requires
+    /// the record to be as it was, so none is once the record has changed: by whom does not matter.
+    fn may_arrive(&self, found: &Snapshot) -> bool {
+        self.client.may_be_done && found.record_revision <= self.unanswered_at
+    }
+
+    /// Notes that a change to what was `found` has no answer; `earlier`: nor has another one before it.
+    fn note_unanswered(&mut self, change: &Change, found: &Snapshot, earlier: bool) {
+        let before = if earlier { self.unanswered_at } else { 0 };
+        self.unanswered_at = before.max(found.record_revision);
+        if let Some((name, _)) = &change.own_row {
+            self.own_row = Some(Attached::uncertain(name.clone()));
+        }
+    }
+
     /// After another operation was quicker, and left what was `found`: returns what to start from.
     fn give_way(&mut self, attempt: &mut Attempt<'_>, found: Snapshot, is_urgent: bool) -> Result<Snapshot, Failure> {
         // Without a pause, many that start again at once would conflict again.
@@ -239,17 +272,16 @@ impl EtcdStore {
 
     /// Returns what to read for an operation.
     pub(super) fn scope(&self, operation: Operation<'_>) -> Scope {
-        let may_be_done = self.client.may_be_done;
-        let (matters, is_sought) = match operation {
-            // A token of the user's own may already be in the queue; so may ours, if a request was not answered.
-            Operation::Acquire { claim, .. } => (true, claim.request.is_some() || may_be_done),
-            Operation::Reserve(_) => (true, false),
-            Operation::Cancel(_) => (true, true),
-            Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => (false, false),
+        let (matters, is_sought, is_users) = match operation {
+            // A token of the user's own may already be in the queue.
+            Operation::Acquire { claim, .. } => (true, claim.request.is_some(), claim.request.is_some()),
+            Operation::Reserve(_) => (true, false, false),
+            Operation::Cancel(claim) => (true, true, claim.request.is_some()),
+            Operation::Renew { .. } | Operation::Release { .. } | Operation::OnLock(_) => (false, false, false),
         };
         let own_row = match &self.own_row {
-            // If `may_be_done`, we may have joined again unnoticed, in another row.
-            Some(row) if matters && !may_be_done => OwnRow::Named(row.name.clone()),
+            // If a request had no answer, a token of the user's own may be there in a row of another process.
+            Some(row) if matters && !(is_users && self.client.may_be_done) => OwnRow::Named(row.name.clone()),
             _ if is_sought => OwnRow::Unknown,
             _ => OwnRow::None,
         };

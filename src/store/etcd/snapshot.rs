@@ -76,6 +76,13 @@ pub(super) struct Attached {
     pub(super) seen_by: (String, String),
 }
 
+impl Attached {
+    /// Returns what a request without an answer may have written under this name.
+    pub(super) fn uncertain(name: String) -> Self {
+        Attached { name, lease: 0, seen_by: Default::default() }
+    }
+}
+
 /// When the lease key of a holder whose lease `break` has revoked ends. Every user of the cluster, even one without any
 /// right, can keep a lease of etcd alive, and so the lease key of a dead holder. Only the member that was asked then
 /// judges this end: no two clocks are compared.

@@ -53,6 +53,15 @@ fn a_break_whose_answer_is_lost_revokes_nothing_from_the_next_holder() {
     running.kill();
 }
 
+/// Adds this many waiters, of which nothing is running, to the queue of the lock `k`, with places that last for so long.
+fn add_waiters(etcd: &Etcd, count: usize, place: Duration) {
+    for number in 0..count {
+        let token = format!("waiter{number:03}");
+        let waiter = json!({ "token": token, "joined_ms": 1, "mode": { "slots": 1 }, "who": {} });
+        etcd.add_waiter_for(place, "k", &waiter);
+    }
+}
+
 // A waiter whose row was lost joins the queue again behind very many, and gets no answer: it finds that row, and is in
 // the queue only once.
 #[test]
@@ -61,10 +70,7 @@ fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     let holder = Holder::new(&store, "k");
-    for number in 0..AHEAD {
-        let token = format!("waiter{number:03}");
-        etcd.add_waiter("k", &json!({ "token": token, "joined_ms": 1, "mode": { "slots": 1 }, "who": {} }));
-    }
+    add_waiters(etcd, AHEAD, Duration::from_secs(10));
     let proxy = store.proxy();
     let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--ttl", "6s", "--store-timeout", "500ms"]);
     let mut waiter = call.command(["echo", "ran"]).spawn();
@@ -78,4 +84,61 @@ fn a_waiter_that_joins_anew_stands_in_the_queue_once() {
     proxy.set(Mode::Pass);
     holder.end();
     waiter.wait().exited(0).printed("ran\n");
+}
+
+// "At a cost that does not grow with the number of waiters": one that has joined and got no answer looks for its own row,
+// and not through the queue. Many that did that at once after an outage kept the servers from answering any of them.
+#[test]
+fn a_join_without_an_answer_is_repeated_at_the_same_cost() {
+    const AHEAD: usize = 200;
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let _holder = Holder::new(&store, "k");
+    add_waiters(etcd, AHEAD, Duration::from_mins(10));
+    let proxy = store.proxy();
+    let call = Lockrun::at(&proxy.url()).key("k").args(["--wait", "-v", "--ttl", "10m", "--store-timeout", "2s"]);
+    let mut undisturbed = call.clone().command(["true"]).spawn();
+    undisturbed.wait_for_stderr("waiting");
+    let (once, before) = (proxy.bytes(), proxy.connections());
+    proxy.set(Mode::SwallowAnswers);
+    let mut disturbed = call.command(["true"]).spawn();
+    eventually(LONG, "it has joined, and asked again twice", || {
+        etcd.rows("k").len() == AHEAD + 2 && proxy.connections() >= before + 3
+    });
+    proxy.set(Mode::Pass);
+    disturbed.wait_for_stderr("waiting");
+    assert_eq!(etcd.rows("k").len(), AHEAD + 2);
+    let (bytes, attempts) = (proxy.bytes() - once, proxy.connections() - before);
+    assert!(bytes < 2 * once * attempts, "{bytes} bytes in {attempts} attempts, and {once} for one that is answered");
+}
+
+// A request to join that is held back on the way: the waiter joins at the end, behind those that have joined meanwhile,
+// and when the first request arrives after all, it does nothing.
+#[test]
+fn a_join_that_arrives_late_joins_nothing() {
+    let store = Store::Etcd(Etcd::of(1));
+    let etcd = store.as_etcd().expect("it is one");
+    let holder = Holder::new(&store, "k");
+    let proxy = store.proxy();
+    let waiter = |url: &str| {
+        let call = Lockrun::at(url).key("k").args(["--wait", "-v", "--ttl", "10m", "--store-timeout", "2s"]);
+        call.command(["echo", "ran"]).spawn()
+    };
+    let rows = || etcd.rows("k").into_iter().map(|row| row.key).collect::<Vec<_>>();
+    proxy.set(Mode::HoldUpTo(proxy.next_number()));
+    let mut late = waiter(&proxy.url());
+    eventually(LONG, "its request is on the way", || proxy.held() == 1);
+    let mut other = waiter(&store.url());
+    other.wait_for_stderr("waiting");
+    let others = rows();
+    late.wait_for_stderr("waiting");
+    let joined = rows();
+    assert_eq!((joined.len(), &joined[..1]), (2, &others[..]));
+    proxy.set(Mode::Pass);
+    eventually(LONG, "the first request arrives", || proxy.delivered() == 1);
+    assert_eq!(rows(), joined);
+    holder.end();
+    for waiter in [other, late] {
+        waiter.wait().exited(0).printed("ran\n");
+    }
 }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,10 +22,10 @@ use super::processes::{find_program, send};
 use super::server::server;
 use super::tls::Certificates;
 
-/// The prefix of all keys.
-/// How long the place of a waiter lasts that the test itself has put into a queue, in seconds.
-const DEAD_PLACE: u64 = 10;
+/// How long the place of a waiter lasts that the test itself has put into a queue.
+const DEAD_PLACE: Duration = Duration::from_secs(10);
 
+/// The prefix of all keys.
 const PREFIX: &str = "lockrun/";
 
 /// A cluster. Its members are killed when this is dropped.
@@ -204,12 +205,17 @@ impl Etcd {
     /// Adds a waiter that is dead.
     #[track_caller]
     pub(crate) fn add_waiter(&self, key: &str, waiter: &Value) {
+        self.add_waiter_for(DEAD_PLACE, key, waiter);
+    }
+
+    /// As [`Self::add_waiter`], with a place that lasts for so long.
+    pub(crate) fn add_waiter_for(&self, place: Duration, key: &str, waiter: &Value) {
         let token = waiter["token"].as_str().expect("a word");
         let name = format!("{PREFIX}queue/{}/{:016x}-{token}", encoded(key), 1);
-        let lease = self.ask("/v3/lease/grant", &json!({ "TTL": DEAD_PLACE }))["ID"].clone();
+        let lease = self.ask("/v3/lease/grant", &json!({ "TTL": place.as_secs() }))["ID"].clone();
         let mut waiter = waiter.clone();
-        waiter["place_ms"] = json!(1000 * DEAD_PLACE);
-        waiter["ends_ms"] = json!(1000 * DEAD_PLACE);
+        waiter["place_ms"] = json!(1000 * place.as_secs());
+        waiter["ends_ms"] = waiter["place_ms"].clone();
         let (name, waiter) = (STANDARD.encode(name), STANDARD.encode(waiter.to_string()));
         self.ask("/v3/kv/put", &json!({ "key": name, "value": waiter, "lease": lease }));
     }
