@@ -1,6 +1,6 @@
 //! A lost lease is reported, exactly once, even if the command ends at once.
 
-use crate::support::calm::late;
+use crate::support::calm::{held_in_time, late};
 use crate::support::events::Events;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::sequence;
@@ -35,6 +35,7 @@ impl Case {
     fn judge(self) {
         let output =
             self.run.wait().exited(79).said("is lost, and the command is stopped: it could not be renewed in time: ");
+        held_in_time(!output.stderr().contains("a write takes too long"), "events are written in time");
         assert_eq!(output.stderr().lines().count(), 1, "{}: {output}", self.what);
         assert_eq!(
             self.events.names(),
