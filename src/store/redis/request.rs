@@ -15,16 +15,16 @@ use crate::sys::backoff::Backoff;
 use crate::sys::clock::Moment;
 
 impl RedisStore {
-    /// Runs a script as [`Self::run_unless_full`] does. If the server is full, asks again. The last try has a quarter of
-    /// the time at least: with less it would seem that the server, which does answer, does not.
+    /// Runs a script as [`Self::run_unless_full`] does. If the server is full, asks again. The last try has a second,
+    /// or a quarter of the time: with less it would seem that the server, which does answer, does not.
     pub(super) fn run(&mut self, script: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         let deadline = Moment::now() + timeout;
+        let last = Duration::from_secs(1).min(timeout / 4);
         let mut backoff = Backoff::new();
         loop {
             let reply = self.run_unless_full(script, deadline.since(Moment::now()));
             let pause = backoff.next();
-            if !reply.as_ref().is_err_and(Failure::is_of_full_server) || Moment::now() + pause + timeout / 4 >= deadline
-            {
+            if !reply.as_ref().is_err_and(Failure::is_of_full_server) || Moment::now() + pause + last >= deadline {
                 return reply;
             }
             thread::sleep(pause);
