@@ -92,8 +92,8 @@ pub(super) struct ChangeDraft<'a> {
     pub(super) transition: &'a Transition,
     /// The lease that was kept alive for the place of the asking client.
     pub(super) kept: Option<i64>,
-    /// Whether an earlier request, without an answer, may still be carried out.
-    pub(super) may_arrive: bool,
+    /// The row that an earlier request, without an answer, may still write.
+    pub(super) unwritten: Option<&'a str>,
     /// Whether to write the record even if it stays the same.
     pub(super) forces_write: bool,
 }
@@ -124,13 +124,8 @@ impl<'a> ChangeDraft<'a> {
             // The answer depends on it: that the lease is renewed, or that the lock was held until now.
             change.compare.push(Compare::Attached(self.scope.names.lease_key(&lease_key.token), lease_key.lease));
         }
-        if let (true, OwnRow::Named(row), Some(asking)) =
-            (self.may_arrive, &self.scope.own_row, self.operation.asking())
-            && self.found.row_of(asking).is_none()
-        {
-            // An earlier request that joins the queue just before this does not change the record.
-            change.compare.push(Compare::Unchanged(row.clone(), 0));
-        }
+        // An earlier request that joins the queue just before this does not change the record.
+        change.compare.extend(self.unwritten.map(|row| Compare::Unchanged(row.to_owned(), 0)));
         self.change_lives(&mut change, leases);
         self.take_from_queue(&mut change);
         self.keep_place(&mut change, leases);

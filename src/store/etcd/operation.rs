@@ -101,6 +101,9 @@ impl Transactions for EtcdStore {
             // The earlier attempt fails when it arrives late, but only while there is a record.
             transition.after.outlast_late_requests(&found.view(attempt.now_ms));
         }
+        let unwritten = self.own_row.as_ref().map(|row| row.name.clone()).filter(|row| {
+            may_arrive && attempt.scope.own_row != OwnRow::None && found.rows.iter().all(|it| it.name != *row)
+        });
         let Transition { before, after, .. } = &transition;
         if attempt.scope.limit == FIRST_WAITERS && !found.has_enough_rows(after, asking) {
             attempt.scope.limit = MANY_WAITERS;
@@ -113,7 +116,7 @@ impl Transactions for EtcdStore {
             now_ms: attempt.now_ms,
             transition: &transition,
             kept: attempt.kept,
-            may_arrive,
+            unwritten: unwritten.as_deref(),
             // Waiters that join at the same time must conflict, so that no more join than are allowed.
             forces_write: may_arrive || operation.counts_waiters() && joins(before, after),
         };
@@ -197,7 +200,8 @@ impl Transactions for EtcdStore {
 
 impl EtcdStore {
     /// Returns whether a request without an answer may still be carried out on what was `found`. Each of them requires
-    /// the record to be as it was, so none is once the record has changed: by whom does not matter.
+    /// the record to be as it was, so none is once the record has changed, whatever has changed it. One that requires
+    /// that there is no record also requires the fence of a pruned one, which is greater when a record goes.
     fn may_arrive(&self, found: &Snapshot) -> bool {
         self.client.may_be_done && found.record_revision <= self.unanswered_at
     }

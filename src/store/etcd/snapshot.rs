@@ -70,9 +70,9 @@ pub(super) struct LeaseKey {
 #[derive(Clone, Debug)]
 pub(super) struct Attached {
     pub(super) name: String,
-    /// 0: a request since then was not answered, so it is uncertain.
+    /// 0: it is uncertain, because of a request without an answer.
     pub(super) lease: i64,
-    /// The member that said so, and its term.
+    /// The member that said so, and its term; empty if none has.
     pub(super) seen_by: (String, String),
 }
 
