@@ -58,7 +58,7 @@ on_every_lease_store!(a_lock_that_may_be_held_for_ever_is_reported, |store| {
     let proxy = &store.proxy();
     for (ttl, is_said) in [("none", true), ("10m", false)] {
         let before = proxy.changes();
-        proxy.set(Mode::LoseAnswer(u64::MAX, LONG));
+        proxy.set(Mode::LoseAnswer(u64::MAX, Duration::from_secs(5)));
         let call = Lockrun::at(&proxy.url()).key(ttl).args(["--ttl", ttl, "--store-timeout", "2s"]);
         let run = call.command(["echo", "ran"]).spawn();
         eventually(LONG, "it has asked for the lock", || proxy.changes() > before);

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::support::calm::{held_in_time, judge};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::slots::Slot;
-use crate::support::{Etcd, Holder, LONG, Lockrun, Store, eventually, stays_true_for};
+use crate::support::{Etcd, Holder, LONG, Lockrun, Running, Store, eventually, stays_true_for};
 
 // A renewal is carried out, its answer is lost, and another member gets it again: the lease that the first request
 // created is the holder's.
@@ -116,29 +117,56 @@ fn a_join_without_an_answer_is_repeated_at_the_same_cost() {
 // and when the first request arrives after all, it does nothing.
 #[test]
 fn a_join_that_arrives_late_joins_nothing() {
+    judge(|| {
+        let store = Store::Etcd(Etcd::of(1));
+        let etcd = store.as_etcd().expect("it is one");
+        let holder = Holder::new(&store, "k");
+        let proxy = store.proxy();
+        let rows = || etcd.rows("k").into_iter().map(|row| row.key).collect::<Vec<_>>();
+        proxy.set(Mode::HoldUpTo(proxy.next_number()));
+        let mut late = waiter(&proxy.url());
+        eventually(LONG, "its request is on the way", || proxy.held() == 1);
+        let mut other = waiter(&store.url());
+        other.wait_for_stderr("waiting");
+        let others = rows();
+        held_in_time(others.len() == 1, "the late one has not asked again");
+        late.wait_for_stderr("waiting");
+        let joined = rows();
+        assert_eq!((joined.len(), &joined[..1]), (2, &others[..]));
+        proxy.set(Mode::Pass);
+        eventually(LONG, "the first request arrives", || proxy.delivered() == 1);
+        stays_true_for(Duration::from_millis(300), "it writes no row", || rows() == joined);
+        holder.end();
+        for waiter in [other, late] {
+            waiter.wait().exited(0).printed("ran\n");
+        }
+    });
+}
+
+// Several requests to join that are held back, and arrive together: the waiter is in the queue once.
+#[test]
+fn joins_that_arrive_together_join_once() {
     let store = Store::Etcd(Etcd::of(1));
     let etcd = store.as_etcd().expect("it is one");
     let holder = Holder::new(&store, "k");
     let proxy = store.proxy();
-    let waiter = |url: &str| {
-        let call = Lockrun::at(url).key("k").args(["--wait", "-v", "--ttl", "10m", "--store-timeout", "2s"]);
-        call.command(["echo", "ran"]).spawn()
-    };
-    let rows = || etcd.rows("k").into_iter().map(|row| row.key).collect::<Vec<_>>();
-    proxy.set(Mode::HoldUpTo(proxy.next_number()));
-    let mut late = waiter(&proxy.url());
-    eventually(LONG, "its request is on the way", || proxy.held() == 1);
-    let mut other = waiter(&store.url());
-    other.wait_for_stderr("waiting");
-    let others = rows();
-    late.wait_for_stderr("waiting");
-    let joined = rows();
-    assert_eq!((joined.len(), &joined[..1]), (2, &others[..]));
-    proxy.set(Mode::Pass);
-    eventually(LONG, "the first request arrives", || proxy.delivered() == 1);
-    assert_eq!(rows(), joined);
-    holder.end();
-    for waiter in [other, late] {
-        waiter.wait().exited(0).printed("ran\n");
+    proxy.set(Mode::HoldUpTo(u64::MAX));
+    let mut waiter = waiter(&proxy.url());
+    for held in 1..=3 {
+        eventually(LONG, "another request is on the way", || proxy.held() == held);
+        // A row is named by the cluster's revision, too.
+        etcd.put("another", "change");
     }
+    proxy.set(Mode::Pass);
+    eventually(LONG, "they arrive", || proxy.delivered() == 3);
+    waiter.wait_for_stderr("waiting");
+    stays_true_for(Duration::from_millis(300), "it is there once", || etcd.rows("k").len() == 1);
+    holder.end();
+    waiter.wait().exited(0).printed("ran\n");
+}
+
+/// Starts a run that waits for the lock `k`, and soon asks again if it gets no answer.
+fn waiter(url: &str) -> Running {
+    let call = Lockrun::at(url).key("k").args(["--wait", "-v", "--ttl", "10m", "--store-timeout", "2s"]);
+    call.command(["echo", "ran"]).spawn()
 }

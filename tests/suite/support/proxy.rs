@@ -20,6 +20,9 @@ use super::lease_server::LeaseServer;
 /// How long a thread sleeps before it checks the mode again.
 const TICK: Duration = Duration::from_millis(5);
 
+/// How much later than a request that was held back the end of the client's side reaches the server.
+const END_AFTER: Duration = Duration::from_millis(500);
+
 /// What the name of a Sentinel's connection begins with, which it sends first.
 const SENTINEL: &str = "\nsentinel-";
 
@@ -90,6 +93,8 @@ struct Link {
     is_held: AtomicBool,
     /// A request was held back, and has been passed on.
     was_held: AtomicBool,
+    /// Some request was held back.
+    held_any: AtomicBool,
     /// The server has closed the connection.
     is_over: AtomicBool,
 }
@@ -377,11 +382,24 @@ impl Shared {
             link.is_over.store(true, Ordering::Relaxed);
             self.delivered.fetch_add(u64::from(link.was_held.swap(false, Ordering::Relaxed)), Ordering::Relaxed);
         }
-        // While traffic vanishes, the end of one side does not reach the other either.
+        self.hold_end(link, is_request);
+        let _ = to.shutdown(Shutdown::Write);
+    }
+
+    /// Waits until the end of one side may reach the other.
+    fn hold_end(&self, link: &Link, is_of_client: bool) {
+        // While traffic vanishes, it does not either.
         while (self.mode() == Mode::Swallow || link.is_held.load(Ordering::Relaxed)) && !self.is_over() {
             thread::sleep(TICK);
         }
-        let _ = to.shutdown(Shutdown::Write);
+        // etcd drops a request, even one that it has read, when it hears of the client's end.
+        if !is_of_client || !link.held_any.load(Ordering::Relaxed) {
+            return;
+        }
+        let until = Instant::now() + END_AFTER;
+        while Instant::now() < until && !link.is_over.load(Ordering::Relaxed) && !self.is_over() {
+            thread::sleep(TICK);
+        }
     }
 
     /// Returns after what time the connection is closed, if the answer to this request is to vanish.
@@ -407,6 +425,7 @@ impl Shared {
             _ => false,
         };
         self.held.fetch_add(1, Ordering::Relaxed);
+        link.held_any.store(true, Ordering::Relaxed);
         link.is_held.store(true, Ordering::Relaxed);
         while is_held() && !self.is_over() {
             thread::sleep(TICK);
