@@ -101,9 +101,14 @@ impl Transactions for EtcdStore {
             // The earlier attempt fails when it arrives late, but only while there is a record.
             transition.after.outlast_late_requests(&found.view(attempt.now_ms));
         }
-        let unwritten = self.own_row.as_ref().map(|row| row.name.clone()).filter(|row| {
-            may_arrive && attempt.scope.own_row != OwnRow::None && found.rows.iter().all(|it| it.name != *row)
-        });
+        // Known to be missing only if it would have been read.
+        let is_read =
+            |row: &String| attempt.scope.reads_all_rows() || attempt.scope.own_row == OwnRow::Named(row.clone());
+        let unwritten = self
+            .own_row
+            .as_ref()
+            .map(|row| row.name.clone())
+            .filter(|row| may_arrive && is_read(row) && found.rows.iter().all(|it| it.name != *row));
         let Transition { before, after, .. } = &transition;
         if attempt.scope.limit == FIRST_WAITERS && !found.has_enough_rows(after, asking) {
             attempt.scope.limit = MANY_WAITERS;
@@ -201,7 +206,7 @@ impl Transactions for EtcdStore {
 impl EtcdStore {
     /// Returns whether a request without an answer may still be carried out on what was `found`. Each of them requires
     /// the record to be as it was, so none is once the record has changed, whatever has changed it. One that requires
-    /// that there is no record also requires the fence of a pruned one, which is greater when a record goes.
+    /// that there is no record also requires the pruned fence to be as it was, and pruning a record raises that.
     fn may_arrive(&self, found: &Snapshot) -> bool {
         self.client.may_be_done && found.record_revision <= self.unanswered_at
     }
