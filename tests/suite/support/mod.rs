@@ -24,6 +24,7 @@ pub(crate) mod memory;
 pub(crate) mod monitor;
 pub(crate) mod namespace;
 pub(crate) mod output;
+pub(crate) mod pause;
 pub(crate) mod places;
 pub(crate) mod ports;
 pub(crate) mod postgres;
