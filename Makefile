@@ -51,8 +51,8 @@ $(binary): $(sources)
 # compiling them would take longer than that saves.
 tested = SUITE_LOCKRUN=$(abspath $(binary)) $(CARGO) test --locked
 
-# Most tests wait most of the time, so ten at once keep a processor busy.
-test: export RUST_TEST_THREADS ?= $(shell expr 10 '*' $$(nproc))
+# Most tests wait most of the time, so a dozen at once keep a processor busy.
+test: export RUST_TEST_THREADS ?= $(shell expr 12 '*' $$(nproc))
 # The binary is linked by one processor: meanwhile the other one runs the unit tests, which need no binary.
 test:
 	scripts/install-test-deps

@@ -8,8 +8,14 @@ use super::calm::late;
 /// Longer than any working operation takes, even on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The longest pause between two looks at a condition: many tests look at once, and each look costs.
+/// The longest pause between two looks at a condition that may hold at any moment: many tests look at once, and each
+/// look costs.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
+/// A condition that does not hold yet is looked at again after this fraction of the time, one in so many: what comes
+/// after seconds, such as the end of a lease, is not awaited by a hundred processes. At the latest after `SPARSE`.
+const LATER: u32 = 20;
+const SPARSE: Duration = Duration::from_millis(200);
 
 /// Waits until `condition` holds. Fails the test if it does not within `limit`.
 #[track_caller]
@@ -40,7 +46,8 @@ fn find_within<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Optio
             return found;
         }
         thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE);
+        let sparse = (started.elapsed() / LATER).min(SPARSE);
+        pause = (pause * 2).min(PAUSE.max(sparse));
     }
 }
 
@@ -55,6 +62,6 @@ pub(crate) fn stays_true_for(span: Duration, what: &str, mut holds: impl FnMut()
         if left.is_zero() {
             return;
         }
-        thread::sleep(left.min(Duration::from_millis(20)));
+        thread::sleep(left.min(PAUSE));
     }
 }

@@ -1,8 +1,10 @@
 //! Locks by hand, and the output of `lockrun status`.
 
+use std::thread;
+
 use serde_json::Value;
 
-use super::deadline::{LONG, eventually};
+use super::deadline::{LONG, PAUSE, eventually};
 use super::lockrun::Lockrun;
 use super::output::Output;
 use super::store::Store;
@@ -98,6 +100,8 @@ pub(crate) fn throughout(store: &Store, seconds: u32, mut look: impl FnMut()) {
     token(store, CLOCK, &["--ttl", &seconds.to_string(), "--store-timeout", &store_timeout]);
     while is_held(store, CLOCK) {
         look();
+        // What is wrong stays so for long enough: a loop without a pause would take a processor from the other tests.
+        thread::sleep(PAUSE * 3);
     }
     look();
 }

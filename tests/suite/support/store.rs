@@ -160,9 +160,14 @@ impl Store {
         matches!(self, Self::Pooled(_) | Self::Mariadb(_))
     }
 
-    /// Returns how many waiters to use where so `many` are right on other stores: a fifth of them if they are not woken.
+    /// Returns how many waiters to use where so `many` are right on other stores: a fifth of them if they are not woken,
+    /// and half of them on etcd, which takes the most time for each.
     pub(crate) fn crowd(&self, many: usize) -> usize {
-        if self.is_polled() { many / 5 } else { many }
+        match self {
+            Self::Etcd(_) => many / 2,
+            _ if self.is_polled() => many / 5,
+            _ => many,
+        }
     }
 
     pub(crate) fn as_pooled(&self) -> Option<&Pooled> {
