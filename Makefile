@@ -53,15 +53,15 @@ tested = SUITE_LOCKRUN=$(abspath $(binary)) $(CARGO) test --locked
 
 # Most tests wait most of the time, so a dozen at once keep a processor busy.
 test: export RUST_TEST_THREADS ?= $(shell expr 12 '*' $$(nproc))
-# The binary is linked by one processor: meanwhile the other one runs the unit tests, which need no binary.
+# The binary takes one processor for longest: it goes first, and the other one runs the unit tests, which need no binary.
 test:
 	scripts/install-test-deps
 	$(MAKE) --no-print-directory -j2 $(binary) unit-tests
 	$(tested) --test '*'
 
 unit-tests:
-	$(tested) --no-run
-	$(tested) --bins
+	nice env $(tested) --no-run
+	nice env $(tested) --bins
 
 # One store after the other: the faults of one store load the machine enough.
 chaos: export SECONDS_PER_STORE ?= 240

@@ -17,7 +17,7 @@ use crate::support::{Holder, LONG, Queue, Store, eventually};
 // and its last run.
 on_every_lease_store!(waiters_run_in_the_order_in_which_they_came, |store| {
     let _turn = crowd::turn_at(store);
-    for count in [40, 150].map(|count| store.crowd(count)) {
+    for count in [20, 100].map(|count| store.crowd(count)) {
         let store = &store.another();
         let holder = Holder::new(store, "order");
         let mut queue = Queue::new(store, "order");
@@ -85,7 +85,7 @@ on_every_lease_store!(a_newcomer_does_not_overtake_when_a_lease_has_run_out, |st
 on_every_lease_store!(a_storm_of_waiters, |store| {
     let _turn = crowd::turn_at(store);
     let mut queue = Queue::new(store, "storm");
-    let waiters = store.crowd(300);
+    let waiters = store.crowd(200);
     queue.storm(waiters);
     queue.end().in_any_order(0..waiters);
 });

@@ -14,9 +14,9 @@ use crate::support::{Etcd, LONG, Queue, Store, eventually};
 // "With slots: at most N do", also when many wait for a lock; all of them get it.
 on_every_store!(many_wait_for_slots, |store| {
     let _turn = crowd::turn_at(store);
-    let (mut queue, held) = wait_for_eight(store, "eight", 200);
+    let (mut queue, held) = wait_for_eight(store, "eight", 100);
     held.into_iter().for_each(Slot::end);
-    SharedRecord::read(&queue.all_end(), 8).in_any_order(0..200);
+    SharedRecord::read(&queue.all_end(), 8).in_any_order(0..100);
     queue.nothing_is_left();
 });
 
