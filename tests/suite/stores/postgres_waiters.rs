@@ -374,9 +374,10 @@ on_postgres!(a_place_is_renewed_during_the_hand_off, |store, postgres| {
         let release = call.spawn();
         eventually(LONG, "it has read the row", || proxy.held() > 0);
         thread::sleep(Duration::from_millis(300));
+        // At least until then: the renewal begins later.
+        let promised_ms = postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 90000");
         let renewed = postgres
             .transaction("UPDATE lockrun.waiters SET ends_ms = extract(epoch FROM clock_timestamp()) * 1000 + 90000");
-        let promised_ms = postgres.count("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 90000 - 100");
         if is_complete {
             renewed.commit();
             proxy.set(Mode::Pass);
