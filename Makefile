@@ -53,7 +53,8 @@ tested = SUITE_LOCKRUN=$(abspath $(binary)) $(CARGO) test --locked
 
 # Most tests wait most of the time, so a dozen at once keep a processor busy.
 test: export RUST_TEST_THREADS ?= $(shell expr 12 '*' $$(nproc))
-# The binary takes one processor for longest: it goes first, and the other one runs the unit tests, which need no binary.
+# The binary takes longest to build, on one processor: it goes first. The other one runs the unit tests, which need no
+# binary.
 test:
 	scripts/install-test-deps
 	$(MAKE) --no-print-directory -j2 $(binary) unit-tests

@@ -153,6 +153,7 @@ mod tests {
         assert_eq!(command_line(&words(&["sh", "-c", "echo a b", ""])), "sh -c 'echo a b' ''");
         let longest = "x".repeat(COMMAND_MAX);
         assert_eq!(command_line(&words(&[&longest])), longest);
+        assert_eq!(command_line(&words(&[&longest, "y"])), format!("{longest}…"));
         let long = command_line(&words(&["echo", &"ж".repeat(1000)]));
         assert!(long.len() <= COMMAND_MAX + '…'.len_utf8() && long.ends_with("ж…"), "{long}");
     }

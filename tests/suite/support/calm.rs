@@ -4,7 +4,7 @@
 //! passed over, and a lease that its holder cannot renew is lost, as they should be. So a contract that failed only in
 //! its times, while processes waited for a processor, is tried again, and no other contract begins meanwhile; those
 //! that run already go on. A contract that failed in any other way, such as by two runs at once, is not: it must hold on
-//! every machine. Only a pause of the whole machine excuses it: nothing can end a command meanwhile.
+//! every busy machine. Two runs at once are excused only if the whole machine was paused, or its clock was set, meanwhile.
 
 use std::cell::Cell;
 use std::fs;

@@ -8,13 +8,12 @@ use super::calm::late;
 /// Longer than any working operation takes, even on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The longest pause between two looks at a condition that may hold at any moment: many tests look at once, and each
-/// look costs.
+/// The pause between two looks at a condition: many tests look at once, and each look costs.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
-/// A condition that does not hold yet is looked at again after this fraction of the time, one in so many: what comes
-/// after seconds, such as the end of a lease, is not awaited by a hundred processes. At the latest after `SPARSE`.
-const LATER: u32 = 20;
+/// The longer a condition has not held, the less often it is looked at: the next time after this fraction of the time so
+/// far, one in so many, but at the latest after `SPARSE`.
+const LATER: u32 = 40;
 const SPARSE: Duration = Duration::from_millis(200);
 
 /// Waits until `condition` holds. Fails the test if it does not within `limit`.

@@ -1,4 +1,4 @@
-//! Notices when the whole machine is paused, as a virtual machine is by its hypervisor, or its wall clock is set.
+//! Notices that the whole machine was paused, as a virtual machine is by its hypervisor, or that its wall clock was set.
 //!
 //! A lease runs out meanwhile although nothing could end the command: what remains is the fence. See "What cannot hold"
 //! in docs/guarantees.md.
@@ -14,8 +14,9 @@ use nix::unistd::gettid;
 /// How often the clocks are read.
 const BEAT: Duration = Duration::from_millis(10);
 
-/// A pause of this length may use up the time between the KILL of a command and the end of its lease.
-const NOTICED: Duration = Duration::from_millis(250);
+/// A pause of this length may use up the time between the KILL of a command and the end of its lease, which is an
+/// eighth of a lease of 3 s.
+const NOTICED: Duration = Duration::from_millis(350);
 
 /// For how long the machine was paused, or by how much its clock was set, in all.
 static PAUSED: Mutex<Duration> = Mutex::new(Duration::ZERO);

@@ -150,6 +150,14 @@ fn times_from_the_future_are_of_another_epoch_even_if_it_is_unknown() {
     lock.renew("c", Some(lasts(60)));
     lock.world.now.ms -= 1;
     assert_eq!(lock.holders(), [""; 0], "it was renewed later than this");
+    let mut lock = Lock::new();
+    lock.world.epoch = UNKNOWN_EPOCH.into();
+    for (name, ms) in [("a", 5000), ("b", 6000)] {
+        lock.world.now.ms = ms;
+        lock.ask(&ask(&Claim { by_hand: true, ..claim(name, 2) }));
+    }
+    lock.world.now.ms = 5500;
+    assert_eq!(lock.holders(), [""; 0], "one of the two has acquired it later than this");
 }
 
 #[test]

@@ -108,9 +108,25 @@ fn a_waiter_behind_the_dead_looks_when_the_last_of_them_has_lost_its_place() {
     lock.pass(10_000);
     let answer = lock.wait("5", 1);
     assert_eq!(looks_in(&answer), None, "it asks again before they end");
-    lock.pass(15_000);
+    lock.pass(10_000);
+    let answer = lock.wait("5", 1);
+    assert_eq!(looks_in(&answer), None, "it asks again when they end");
+    lock.pass(5_000);
     let answer = lock.wait("5", 1);
     assert_eq!(looks_in(&answer), Some(5_000), "it is the first then");
+}
+
+#[test]
+fn behind_the_dead_the_first_of_the_living_look() {
+    let mut lock = queue(&["1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    lock.renew("a", Some(lasts(600)));
+    lock.pass(25_000);
+    for name in ["5", "6", "7", "8", "9"] {
+        lock.wait(name, 1);
+    }
+    lock.pass(1_000);
+    let looks = ["5", "6", "7", "8", "9"].map(|name| looks_in(&lock.wait(name, 1)));
+    assert_eq!(looks, [Some(4_000), Some(4_150), Some(4_300), Some(4_450), None]);
 }
 
 #[test]
