@@ -4,7 +4,7 @@
 //! passed over, and a lease that its holder cannot renew is lost, as they should be. So a contract that failed only in
 //! its times, while processes waited for a processor, is tried again, and no other contract begins meanwhile; those
 //! that run already go on. A contract that failed in any other way, such as by two runs at once, is not: it must hold on
-//! every busy machine. Two runs at once are excused only if the whole machine was paused, or its clock was set, meanwhile.
+//! every machine.
 
 use std::cell::Cell;
 use std::fs;
@@ -15,7 +15,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::deadline::stays_true_for;
-use super::pause::paused;
 
 /// The most attempts at a contract.
 const ATTEMPTS: u32 = 4;
@@ -28,9 +27,6 @@ static CALM: Mutex<()> = Mutex::new(());
 
 /// The payload of a panic about a time, or a consequence of one.
 struct Late(String);
-
-/// The payload of a panic about what must hold unless the machine was paused.
-struct Broken(String);
 
 thread_local! {
     /// Whether this thread runs a contract that may be tried again.
@@ -57,15 +53,6 @@ pub(crate) fn in_time(took: Duration, limit: Duration, what: &str) {
 pub(crate) fn held_in_time(holds: bool, what: &str) {
     if !holds {
         late(&format!("not so: {what}"));
-    }
-}
-
-/// Fails the contract unless this `holds`, however busy the machine is. It is tried again only if the machine was paused.
-#[track_caller]
-pub(crate) fn held_unless_paused(holds: bool, what: &str) {
-    if !holds {
-        assert!(IS_JUDGED.get(), "{what}");
-        panic_any(Broken(format!("{what} (at {})", Location::caller())));
     }
 }
 
@@ -100,36 +87,24 @@ pub(crate) fn judge_among(calm: &Mutex<()>, contract: impl Fn()) {
         let tried = catch_unwind(AssertUnwindSafe(&contract));
         IS_JUDGED.set(false);
         let Err(payload) = tried else { return };
-        let paused = watch.paused();
-        let (what, machine) = match (payload.downcast_ref(), payload.downcast_ref()) {
-            (Some(Late(what)), _) | (_, Some(Broken(what))) if paused > Duration::ZERO => {
-                (what, format!("a machine that was paused for {paused:.1?}"))
-            }
-            (Some(Late(what)), _) if watch.is_busy() => (what, "a busy machine".to_owned()),
-            (Some(Late(what)), _) | (_, Some(Broken(what))) => panic!("{what}"),
-            (None, None) => resume_unwind(payload),
-        };
-        assert!(attempt < ATTEMPTS, "{what}: in each of {ATTEMPTS} attempts, on {machine}");
+        let Some(Late(what)) = payload.downcast_ref() else { resume_unwind(payload) };
+        assert!(watch.is_busy(), "{what}");
+        assert!(attempt < ATTEMPTS, "{what}: in each of {ATTEMPTS} attempts, on a busy machine");
         // Not by a macro, whose output the test runner hides when the test succeeds.
         let test = thread::current().name().unwrap_or("a test").to_owned();
-        let _ = writeln!(io::stderr(), "{test} is tried again, on {machine}: {what}");
+        let _ = writeln!(io::stderr(), "{test} is tried again, on a busy machine: {what}");
     }
 }
 
-/// Measures for how long some process has waited for a processor, and the machine was paused.
+/// Measures for how long some process has waited for a processor.
 struct Watch {
     started: Instant,
     waited: Duration,
-    paused: Duration,
 }
 
 impl Watch {
     fn start() -> Self {
-        Self { started: Instant::now(), waited: waited(), paused: paused() }
-    }
-
-    fn paused(&self) -> Duration {
-        paused().saturating_sub(self.paused)
+        Self { started: Instant::now(), waited: waited() }
     }
 
     fn is_busy(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Notices that the whole machine was paused, as a virtual machine is by its hypervisor, or that its wall clock was set.
 //!
 //! A lease runs out meanwhile although nothing could end the command: what remains is the fence. See "What cannot hold"
-//! in docs/guarantees.md.
+//! in docs/guarantees.md. It excuses no test: the reader of a failure learns that it may be the cause.
 
 use std::process::Command;
 use std::sync::{Mutex, Once, PoisonError};
