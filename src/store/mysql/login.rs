@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use mysql_common::auth::plugins::{ChallengeResponsePlugin as _, Context};
+use mysql_common::auth::plugins::caching_sha2_password::scramble_sha256;
+use mysql_common::auth::plugins::mysql_native_password::{SCRAMBLE_LENGTH, scramble_native};
 use mysql_common::constants::CapabilityFlags;
 use mysql_common::io::ParseBuf;
 use mysql_common::packets::{AuthPlugin, AuthSwitchRequest, HandshakePacket, HandshakeResponse, SslRequest};
@@ -29,7 +30,8 @@ const OK: u8 = 0x00;
 const MORE_DATA: u8 = 0x01;
 const SWITCH: u8 = 0xfe;
 
-/// In a login by caching_sha2_password: the server does not know the proof yet, and wants the password itself.
+/// In a login by caching_sha2_password: the server knows the proof; or it does not yet, and wants the password itself.
+const KNOWS_PROOF: [u8; 1] = [0x03];
 const WANTS_PASSWORD: [u8; 1] = [0x04];
 
 /// Connects to the first of the server's hosts that answers. Whether it takes writes shows when it is asked to.
@@ -48,35 +50,6 @@ struct Login<'a> {
     server: &'a Server,
     endpoint: &'a Endpoint,
     deadline: Moment,
-}
-
-/// What an authentication needs to know.
-struct Secrets<'a> {
-    password: &'a [u8],
-    nonce: &'a [u8],
-}
-
-impl Context for Secrets<'_> {
-    fn pass(&self) -> &[u8] {
-        self.password
-    }
-
-    fn is_ipc_transport(&self) -> bool {
-        false
-    }
-
-    /// Whether the password itself may be sent. It is asked only after [`Login::check_password_may_be_sent`].
-    fn is_tls_transport(&self) -> bool {
-        true
-    }
-
-    fn scramble(&self) -> &[u8] {
-        self.nonce
-    }
-
-    fn server_key_pem(&self) -> Option<&[u8]> {
-        None
-    }
 }
 
 impl Login<'_> {
@@ -130,19 +103,16 @@ impl Login<'_> {
         let Server { user, database, .. } = self.server;
         let password = password::find(self.server).map_err(|why| Failure::Unsent(RetryClass::Permanent, why))?;
         let password = password.unwrap_or_default();
-        let mut nonce = greeting.nonce();
         // What the server offers may be a kind that this user does not have; then it asks for another one.
         let offered = AuthPlugin::from_bytes(greeting.auth_plugin_name_ref().unwrap_or_default()).into_owned();
         let mut plugin = match offered {
             AuthPlugin::CachingSha2Password => offered,
             _ => AuthPlugin::MysqlNativePassword,
         };
-        let mut procedure = self.begin(&plugin, is_encrypted)?;
-        let secrets = Secrets { password: password.as_bytes(), nonce: &nonce };
-        let proof = procedure.run(secrets, &nonce).map_err(|_| unreadable())?;
+        let proof = self.proof(&plugin, password.as_bytes(), &greeting.nonce(), is_encrypted)?;
         let attributes = HashMap::from([("program_name".to_owned(), "lockrun".to_owned())]);
         let response = HandshakeResponse::new(
-            proof.data(),
+            Some(proof.as_slice()),
             (8, 0, 0),
             Some(user.as_bytes()),
             Some(database.as_bytes()),
@@ -154,52 +124,57 @@ impl Login<'_> {
         connection.send(&encoded(&response), self.deadline)?;
         loop {
             let packet = connection.packet()?;
-            let challenge = match packet.first() {
-                Some(&OK) => return Ok(()),
-                Some(&ERROR) => return Err(self.refused(rejection(&packet, 0))),
-                Some(&SWITCH) if packet.len() > 1 => {
+            match packet.split_first() {
+                Some((&OK, _)) => return Ok(()),
+                Some((&ERROR, _)) => return Err(self.refused(rejection(&packet, 0))),
+                Some((&SWITCH, [_, ..])) => {
                     let request: AuthSwitchRequest<'_> = ParseBuf(&packet).parse(()).map_err(|_| unreadable())?;
                     plugin = request.auth_plugin().into_owned();
-                    procedure = self.begin(&plugin, is_encrypted)?;
-                    nonce = request.plugin_data().to_vec();
-                    nonce.clone()
+                    let proof = self.proof(&plugin, password.as_bytes(), request.plugin_data(), is_encrypted)?;
+                    connection.send(&proof, self.deadline)?;
                 }
-                Some(&MORE_DATA) => {
-                    if packet[1..] == WANTS_PASSWORD {
+                Some((&MORE_DATA, data)) if plugin == AuthPlugin::CachingSha2Password => {
+                    if data == WANTS_PASSWORD {
                         self.check_password_may_be_sent(&plugin, is_encrypted)?;
+                        connection.send(&itself(password.as_bytes()), self.deadline)?;
+                    } else if data != KNOWS_PROOF {
+                        return Err(unreadable());
                     }
-                    packet[1..].to_vec()
                 }
                 _ => return Err(unreadable()),
-            };
-            let secrets = Secrets { password: password.as_bytes(), nonce: &nonce };
-            let answer = procedure.run(secrets, &challenge).map_err(|_| unreadable())?;
-            if let Some(data) = answer.data() {
-                connection.send(data, self.deadline)?;
             }
         }
     }
 
-    /// Begins an authentication of this kind, unless it would send the password to any server that asks for it.
-    fn begin(
+    /// Returns the proof that we know the password, of the kind that `plugin` asks for: a hash of it and of the server's
+    /// `nonce`, or the password itself, unless any server could ask for that.
+    fn proof(
         &self,
         plugin: &AuthPlugin<'_>,
+        password: &[u8],
+        nonce: &[u8],
         is_encrypted: bool,
-    ) -> Result<mysql_common::auth::plugins::AuthProc, Failure> {
+    ) -> Result<Vec<u8>, Failure> {
+        let nonce = || <&[u8; SCRAMBLE_LENGTH]>::try_from(nonce).map_err(|_| unreadable());
         match plugin {
-            AuthPlugin::MysqlNativePassword | AuthPlugin::CachingSha2Password => {}
+            AuthPlugin::MysqlNativePassword => {
+                Ok(scramble_native(nonce()?, password).map(Vec::from).unwrap_or_default())
+            }
+            AuthPlugin::CachingSha2Password => {
+                Ok(scramble_sha256(nonce()?, password).map(Vec::from).unwrap_or_default())
+            }
             AuthPlugin::MysqlClearPassword | AuthPlugin::Sha256Password => {
                 self.check_password_may_be_sent(plugin, is_encrypted)?;
+                Ok(itself(password))
             }
             _ => {
                 let name = String::from_utf8_lossy(plugin.as_bytes()).into_owned();
-                return Err(Failure::lasting(format!(
+                Err(Failure::lasting(format!(
                     "wants the authentication {name}, which lockrun does not know; let the user have \
                      mysql_native_password or caching_sha2_password"
-                )));
+                )))
             }
         }
-        plugin.init().map_err(|_| unreadable())
     }
 
     /// Fails unless the password itself may be sent: to a server that a certificate has proved to be the one that the URL
@@ -248,6 +223,11 @@ fn has_sane_nonce(greeting: &[u8]) -> bool {
     // The length follows the version of the protocol, that of the server and a zero, and twenty bytes.
     let end = greeting.iter().skip(1).position(|byte| *byte == 0);
     end.and_then(|end| greeting.get(1 + end + 1 + 20)).is_some_and(|length| *length < 128)
+}
+
+/// Returns the password as it is sent by itself: a zero ends it.
+fn itself(password: &[u8]) -> Vec<u8> {
+    [password, &[0]].concat()
 }
 
 fn unreadable() -> Failure {

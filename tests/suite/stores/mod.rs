@@ -21,6 +21,7 @@ mod group_directory;
 mod group_planted;
 mod long_records;
 mod mysql;
+mod mysql_login;
 mod nonsense;
 mod postgres_crowded;
 mod postgres_faults;

@@ -1,15 +1,15 @@
 //! What only MySQL and MariaDB do.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use super::mysql_login::impostor;
 use crate::support::hand::{token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::proxy::{Mode, Proxy};
@@ -17,7 +17,7 @@ use crate::support::tls::Certificates;
 use crate::support::{Holder, LONG, LeaseServer as _, Lockrun, Mariadb, Store, eventually};
 
 /// Returns a call for this URL of the server.
-fn at(url: &str) -> Lockrun {
+pub(super) fn at(url: &str) -> Lockrun {
     Lockrun::at(url).key("own")
 }
 
@@ -269,56 +269,9 @@ fn more_waiters_than_connections() {
 }
 
 /// Returns a packet of a server, with this number.
-fn packet(number: u8, body: &[u8]) -> Vec<u8> {
+pub(super) fn packet(number: u8, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).expect("a short packet").to_le_bytes();
     [&length[..3], &[number], body].concat()
-}
-
-/// The first words of a MySQL 8 whose users log in by caching_sha2_password, and which offers no TLS.
-fn greeting() -> Vec<u8> {
-    let head = [&b"\x0a8.0.36\0\x07\0\0\0abcdefgh\0\xff\xf7\x2d\x02\0\xff\x01\x15"[..], &[0; 10]].concat();
-    packet(0, &[&head[..], b"ijklmnopqrst\0caching_sha2_password\0"].concat())
-}
-
-/// Starts a server that greets each client, and answers what it sends by these packets, one after the other. Returns
-/// its port, and what clients have sent.
-fn impostor(answers: Vec<Vec<u8>>) -> (u16, Arc<Mutex<Vec<u8>>>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    let port = listener.local_addr().expect("its address").port();
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&heard);
-    thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let _ = stream.write_all(&greeting());
-            for answer in &answers {
-                let mut buffer = [0; 16384];
-                let Ok(count @ 1..) = stream.read(&mut buffer) else { break };
-                kept.lock().expect("no panic").extend_from_slice(&buffer[..count]);
-                let _ = stream.write_all(answer);
-            }
-        }
-    });
-    (port, heard)
-}
-
-// "caching_sha2_password": a server that knows the proof lets the client in; one that wants the password itself does
-// not get it in clear, and neither does one that asks for another way.
-#[test]
-fn the_password_is_not_sent_in_clear() {
-    let wants_password = packet(2, b"\x01\x04");
-    let wants_clear = packet(2, b"\xfemysql_clear_password\0");
-    for answer in [wants_password, wants_clear] {
-        let (port, heard) = impostor(vec![answer, Vec::new()]);
-        let url = format!("mysql://app:s3cret-pw@127.0.0.1:{port}/locks");
-        at(&url).command(["true"]).run().exited(69).said("wants the password itself").said("tls=verify-identity");
-        let heard = heard.lock().expect("no panic");
-        assert!(heard.windows(4).any(|part| part == b"app\0"), "it has logged in");
-        assert!(!heard.windows(10).any(|part| part == b"s3cret-pw"), "it has sent the password");
-    }
-    let lets_in = [packet(2, b"\x01\x03"), packet(3, b"\0\0\0\x02\0\0\0")].concat();
-    let (port, heard) = impostor(vec![lets_in, packet(1, b"\xff\x28\x04#42000no")]);
-    at(&format!("mysql://app:pw@127.0.0.1:{port}/locks")).command(["true"]).run().exited(69).said("no (error 1064)");
-    assert!(heard.lock().expect("no panic").windows(6).any(|part| part == b"COMMIT" || part == b"SELECT"));
 }
 
 // "`doctor` says which it found": what makes a lock unsafe.
@@ -354,7 +307,7 @@ fn a_lost_request_keeps_no_row() {
 fn a_session_that_was_ended_while_it_was_idle() {
     let idle = packet(0, b"\xff\xbf\x0f#HY000The client was disconnected by the server because of inactivity.");
     let lets_in = [packet(2, b"\x01\x03"), packet(3, b"\0\0\0\x02\0\0\0"), idle].concat();
-    let (port, _) = impostor(vec![lets_in, Vec::new()]);
+    let (port, _) = impostor(None, vec![lets_in, Vec::new()]);
     let run = at(&format!("mysql://app:pw@127.0.0.1:{port}/locks")).command(["true"]).run();
     run.exited(69).said("closed the connection before it answered");
 }
