@@ -52,8 +52,8 @@ pub struct WaiterState {
 }
 
 /// Returns when the waiter in this place must look at the lock, although nothing wakes it. `end_ms`: when the next
-/// lease, or place ahead of it, ends. `ending`: how many places end before it asks again, which are those of the dead,
-/// and when the last of them does. `None` if it need not look: others that are ahead of it do.
+/// lease, or place ahead of it, ends. `ending`: how many of the places ahead of it end before it asks again, which are
+/// those of the dead, and when the last of them does. `None` if it need not look: others that are ahead of it do.
 pub(super) fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
     let (at_ms, turn) = match ending {
         _ if place < LOOKERS => (end_ms, place),
@@ -201,9 +201,10 @@ impl LockState {
     /// Returns when the waiter in this place must look at the lock, although nothing wakes it: see [`look_at_ms`].
     pub(super) fn looks_at_ms(&self, place: usize) -> Option<u64> {
         let asks_at_ms = self.waiters.get(place)?.asks_at_ms();
-        let ahead = self.waiters[..place.min(LOOKERS)].iter().map(|waiter| waiter.ends_ms);
-        let ending = self.waiters.iter().map(|waiter| waiter.ends_ms).filter(|ends_ms| *ends_ms < asks_at_ms);
-        look_at_ms(place, self.next_end().into_iter().chain(ahead).min(), (ending.clone().count(), ending.max()))
+        let ahead = self.waiters[..place].iter().map(|waiter| waiter.ends_ms);
+        let ending = ahead.clone().filter(|ends_ms| *ends_ms < asks_at_ms);
+        let end_ms = self.next_end().into_iter().chain(ahead).min();
+        look_at_ms(place, end_ms, (ending.clone().count(), ending.max()))
     }
 
     /// Returns those of the first waiters that would ask again only after the next lease has ended, if that is sooner

@@ -145,19 +145,22 @@ end
 
 -- In how many ms a waiter whose place lasts for `length` must look at the lock, although nothing wakes it: when a lease, or a place
 -- ahead of it, has ended, or the lock is not withheld any more; -1: not before it asks again anyway. One that is not among the
--- first looks if the dead alone keep it from being that: their places end before it asks again.
+-- first looks if the dead ahead of it alone keep it from being that: their places end before it asks again.
 local function look_in(place, length)
-  local ends = next_end()
-  if place >= LOOKERS then
-    local dead = redis.call('ZCOUNT', PLACES, '-inf', '(' .. whole(now + math.floor(length / ASKS)))
-    if place >= LOOKERS + dead then
-      return -1
-    end
-    local last = tonumber(redis.call('ZRANGE', PLACES, dead - 1, dead - 1, 'WITHSCORES')[2])
-    return last + LOOK_STEP * math.max(place - dead, 0) - now
+  local asks_at = now + math.floor(length / ASKS)
+  if place >= LOOKERS + redis.call('ZCOUNT', PLACES, '-inf', '(' .. whole(asks_at)) then
+    return -1
   end
+  local ends, dead, last = next_end(), 0, 0
   for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
-    ends = math.min(ends, tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge)
+    local place_ends = tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge
+    ends = math.min(ends, place_ends)
+    if place_ends < asks_at then
+      dead, last = dead + 1, math.max(last, place_ends)
+    end
+  end
+  if place >= LOOKERS then
+    return place < LOOKERS + dead and last + LOOK_STEP * (place - dead) - now or -1
   end
   if withheld > 0 then
     ends = math.min(ends, now + withheld)

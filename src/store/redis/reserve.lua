@@ -10,17 +10,16 @@
 --       7 steps     value: how many steps it is from that one
 -- Reply {1, fence, value}
 --                   reserved
---       {0}         value: another run has reserved it
+--       {0}         value: another run has reserved it; or the request was cancelled before it came, and nobody reads this
 --       {2, last}   step: no integer follows that one, or it is not an integer itself
 --       {3, last}   value: the last value is another one by now; '' if there is none
 --       {4, ms}     nothing is reserved for so long, after a start of the server or a failover
---       {}          it was cancelled before it came
 
 local TOKEN, TTL, WHO, HOW, VALUE, STEP, AFTER = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[6]
 local STEPS = tonumber(ARGV[7])
 
 if redis.call('LINDEX', MAILBOX .. TOKEN, 0) == CANCELLED then
-  return {}
+  return {0}
 end
 refuse_if_lost()
 local before = next_end()

@@ -130,6 +130,19 @@ fn behind_the_dead_the_first_of_the_living_look() {
 }
 
 #[test]
+fn the_dead_behind_a_waiter_do_not_count() {
+    let mut lock = queue(&["1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    lock.renew("a", Some(lasts(600)));
+    lock.pass(25_000);
+    let living = ["3", "4", "5", "6", "7"];
+    for name in living {
+        lock.wait(name, 1);
+    }
+    let looks = living.map(|name| looks_in(&lock.wait(name, 1)));
+    assert_eq!(looks, [Some(5_300), Some(5_450), Some(5_300), Some(5_450), None], "two of the dead are ahead");
+}
+
+#[test]
 fn waiters_are_told_of_an_end_before_they_would_ask() {
     let mut lock = queue(&["b", "c", "d", "e", "f"]);
     let shorter = Claim { by_hand: true, ttl: lasts(40), ..claim("by-hand", 1) };

@@ -89,7 +89,6 @@ impl Answer {
             (Reader::Reserve, [Value::Int(0)]) => Answer::new("taken"),
             (Reader::Reserve, [Value::Int(2), last]) => Answer::new(format!("nothing after {}", text(last))),
             (Reader::Reserve, [Value::Int(3), last]) => Answer::new(format!("moved to {}", text(last))),
-            (Reader::Reserve, []) => Answer::new("cancelled"),
             (Reader::Revoke, [Value::Int(0)]) => Answer::new("free"),
             (Reader::Revoke, [Value::Int(1), others]) => Answer::new(format!("others: {:?}", holders(others, now))),
             (Reader::Revoke, [Value::Int(2), from, free_in, untold]) => {

@@ -12,8 +12,9 @@ use crate::lock::state::{Purpose, Release, Retain, Wanted};
 /// request, so a request comes before that.
 const REMEMBERED: u64 = 80_000;
 
-/// How many clients a history has, and how many steps.
-const CLIENTS: u64 = 6;
+/// How many clients a history has: a few, or a crowd, where most of them wait; and how many steps.
+const FEW: usize = 6;
+const CROWD: usize = 12;
 const STEPS: usize = 60;
 
 /// One step.
@@ -121,7 +122,7 @@ pub(super) fn play(model: &mut Model<'_>, random: &mut Random) {
     }
     let max = random.of(&[None, None, Some(0), Some(1), Some(3)]);
     let once_per = random.of(&[None, None, Some(Duration::from_secs(2)), Some(Duration::from_mins(1))]);
-    let lives = (0..CLIENTS).map(|_| 0).collect();
+    let lives = vec![0; random.of(&[FEW, FEW, FEW, FEW, CROWD])];
     let mut manner = Manner { modes: asked, max, once_per, reserves: random.one_in(4), lives, unlooked: 0 };
     if random.one_in(40) {
         let fence = random.of(&[i64::MAX.unsigned_abs() - 3, i64::MAX.unsigned_abs() - 1, 999_999_999_999_998]);
@@ -170,6 +171,9 @@ impl Manner {
     }
 
     fn next(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
+        if self.lives.len() == CROWD && !random.one_in(4) {
+            return self.wait(random);
+        }
         match random.below(40) {
             0..=15 => self.acquire(model, random),
             16..=17 if self.reserves => self.reserve(model, random),
@@ -213,6 +217,13 @@ impl Manner {
         }
     }
 
+    /// Lets a client wait, or ask again.
+    fn wait(&mut self, random: &mut Random) -> Step {
+        let (token, mode) = (self.client(random), random.of(&self.modes));
+        let ttl = ttl(random);
+        Step::Acquire { token, waits: true, max: None, by_hand: false, mode, once_per: None, ttl, request: None }
+    }
+
     /// Lets a waiter ask again.
     fn ask_again(&mut self, model: &Model<'_>, random: &mut Random) -> Step {
         if model.state.waiters.is_empty() {
@@ -237,9 +248,10 @@ impl Manner {
             }
             _ => Wanted::Next { from: 1, step: 1 },
         };
-        // A token is one acquisition: no run reserves under a token that waits for the lock.
+        // A token is one acquisition: no run reserves under a token that waits for the lock, or has acquired it.
         let token = self.client(random).replace('c', "r");
-        if model.state.waiters.iter().any(|waiter| waiter.token.as_str() == token) {
+        let acquired = model.state.holders.iter().filter(|holder| holder.value.is_none()).map(|holder| &holder.token);
+        if model.state.waiters.iter().map(|waiter| &waiter.token).chain(acquired).any(|it| it.as_str() == token) {
             return Step::Look;
         }
         Step::Reserve { token, wanted, ttl: ttl(random) }
@@ -290,8 +302,9 @@ impl Manner {
     }
 
     fn client(&self, random: &mut Random) -> String {
-        let client = random.below(CLIENTS);
-        format!("c{client}.{}", self.lives[usize::try_from(client).expect("is small")])
+        let clients: Vec<_> = self.lives.iter().enumerate().collect();
+        let (client, life) = random.of(&clients);
+        format!("c{client}.{life}")
     }
 
     /// Makes the next acquisition of this client another one.
