@@ -1,8 +1,8 @@
 //! A connection to MySQL or MariaDB: statements that are sent together, with one deadline for all of them.
 //!
-//! The mysql_common crate encodes the packets and the authentication. The socket is ours, so that one deadline bounds a
-//! whole request, connecting included; the mysql crate has a time-out for each read instead, which a server that sends
-//! a byte at a time never reaches.
+//! The mysql_common crate encodes the packets, and hashes the password. The socket is ours, so that one deadline bounds
+//! a whole request, connecting included; the mysql crate has a time-out for each read instead, which a server that
+//! sends a byte at a time never reaches.
 
 use std::io::{Read, Write};
 

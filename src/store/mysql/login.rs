@@ -136,7 +136,7 @@ impl Login<'_> {
                 Some((&MORE_DATA, data)) if plugin == AuthPlugin::CachingSha2Password => {
                     if data == WANTS_PASSWORD {
                         self.check_password_may_be_sent(&plugin, is_encrypted)?;
-                        connection.send(&itself(password.as_bytes()), self.deadline)?;
+                        connection.send(&nul_terminated(password.as_bytes()), self.deadline)?;
                     } else if data != KNOWS_PROOF {
                         return Err(unreadable());
                     }
@@ -147,7 +147,7 @@ impl Login<'_> {
     }
 
     /// Returns the proof that we know the password, of the kind that `plugin` asks for: a hash of it and of the server's
-    /// `nonce`, or the password itself, unless any server could ask for that.
+    /// `nonce`, or the password itself. Fails if that must not be sent to this server.
     fn proof(
         &self,
         plugin: &AuthPlugin<'_>,
@@ -165,7 +165,7 @@ impl Login<'_> {
             }
             AuthPlugin::MysqlClearPassword | AuthPlugin::Sha256Password => {
                 self.check_password_may_be_sent(plugin, is_encrypted)?;
-                Ok(itself(password))
+                Ok(nul_terminated(password))
             }
             _ => {
                 let name = String::from_utf8_lossy(plugin.as_bytes()).into_owned();
@@ -178,7 +178,7 @@ impl Login<'_> {
     }
 
     /// Fails unless the password itself may be sent: to a server that a certificate has proved to be the one that the URL
-    /// names, or to any that speaks TLS if the URL says that this is enough, and the server's own proof is a hash.
+    /// names, or to any that speaks TLS if the URL says that this is enough, and the server stores only a hash.
     fn check_password_may_be_sent(&self, plugin: &AuthPlugin<'_>, is_encrypted: bool) -> Result<(), Failure> {
         let Server { encryption, .. } = self.server;
         let is_enough = matches!(encryption, Encryption::Required(_)) && *plugin != AuthPlugin::MysqlClearPassword;
@@ -225,8 +225,8 @@ fn has_sane_nonce(greeting: &[u8]) -> bool {
     end.and_then(|end| greeting.get(1 + end + 1 + 20)).is_some_and(|length| *length < 128)
 }
 
-/// Returns the password as it is sent by itself: a zero ends it.
-fn itself(password: &[u8]) -> Vec<u8> {
+/// Returns the password as it is sent without a hash.
+fn nul_terminated(password: &[u8]) -> Vec<u8> {
     [password, &[0]].concat()
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::mysql_login::impostor;
+use super::mysql_login::scripted_server;
 use crate::support::hand::{token, until_waiting};
 use crate::support::holder::is_free;
 use crate::support::proxy::{Mode, Proxy};
@@ -307,7 +307,7 @@ fn a_lost_request_keeps_no_row() {
 fn a_session_that_was_ended_while_it_was_idle() {
     let idle = packet(0, b"\xff\xbf\x0f#HY000The client was disconnected by the server because of inactivity.");
     let lets_in = [packet(2, b"\x01\x03"), packet(3, b"\0\0\0\x02\0\0\0"), idle].concat();
-    let (port, _) = impostor(None, vec![lets_in, Vec::new()]);
+    let (port, _) = scripted_server(None, vec![lets_in, Vec::new()]);
     let run = at(&format!("mysql://app:pw@127.0.0.1:{port}/locks")).command(["true"]).run();
     run.exited(69).said("closed the connection before it answered");
 }
