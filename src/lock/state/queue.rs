@@ -55,12 +55,11 @@ pub struct WaiterState {
 /// lease, or place ahead of it, ends. `ending`: how many of the places ahead of it end before it asks again, which are
 /// those of the dead, and when the last of them does. `None` if it need not look: others that are ahead of it do.
 pub(super) fn look_at_ms(place: usize, end_ms: Option<u64>, ending: (usize, Option<u64>)) -> Option<u64> {
-    let (at_ms, turn) = match ending {
-        _ if place < LOOKERS => (end_ms, place),
-        (dead, last_ms) if place < LOOKERS + dead => (last_ms, place.saturating_sub(dead)),
-        _ => (None, 0),
-    };
-    at_ms.map(|at_ms| at_ms.saturating_add(LOOK_STEP_MS * turn as u64))
+    let (dead, last_ms) = ending;
+    // Its place among the living.
+    let turn = place.saturating_sub(dead);
+    let at_ms = if place < LOOKERS { end_ms } else { last_ms };
+    at_ms.filter(|_| turn < LOOKERS).map(|at_ms| at_ms.saturating_add(LOOK_STEP_MS * turn as u64))
 }
 
 /// A cancelled request that may still be in flight.

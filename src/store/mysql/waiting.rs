@@ -69,8 +69,8 @@ impl MysqlStore {
         ));
         let read_at = batch.add(format!(
             "SELECT now.ms, (SELECT COUNT(*) {ahead} AND it.ends_ms > now.ms), (SELECT MIN(it.ends_ms) {ahead}), \
-             (SELECT COUNT(*) {ahead} AND it.ends_ms BETWEEN now.ms + 1 AND now.ms + {asks_ms}), \
-             (SELECT MAX(it.ends_ms) {ahead} AND it.ends_ms <= now.ms + {asks_ms}), \
+             (SELECT COUNT(*) {ahead} AND it.ends_ms > now.ms AND it.ends_ms < now.ms + {asks_ms}), \
+             (SELECT MAX(it.ends_ms) {ahead} AND it.ends_ms < now.ms + {asks_ms}), \
              (SELECT state FROM {locks} WHERE k = {key}) FROM (SELECT {NOW} AS ms) AS now"
         ));
         batch.add(MAY_BE_IDLE);

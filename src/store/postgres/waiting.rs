@@ -76,8 +76,8 @@ impl PostgresStore {
                 "UPDATE {waiters} AS own SET ends_ms = greatest(own.ends_ms, now.ms + $3::bigint) FROM {NOW} \
                  WHERE own.key = $1 AND own.token = $2 AND own.ends_ms > now.ms \
                  RETURNING now.ms, (SELECT count(*) {ahead} AND it.ends_ms > now.ms), (SELECT min(it.ends_ms) {ahead}), \
-                 (SELECT count(*) {ahead} AND it.ends_ms BETWEEN now.ms + 1 AND now.ms + $4::bigint), \
-                 (SELECT max(it.ends_ms) {ahead} AND it.ends_ms <= now.ms + $4::bigint), \
+                 (SELECT count(*) {ahead} AND it.ends_ms > now.ms AND it.ends_ms < now.ms + $4::bigint), \
+                 (SELECT max(it.ends_ms) {ahead} AND it.ends_ms < now.ms + $4::bigint), \
                  (SELECT it.state FROM {locks} AS it WHERE it.key = $1), own.key"
             ),
             &[

@@ -147,23 +147,21 @@ end
 -- ahead of it, has ended, or the lock is not withheld any more; -1: not before it asks again anyway. One that is not among the
 -- first looks if the dead ahead of it alone keep it from being that: their places end before it asks again.
 local function look_in(place, length)
-  local asks_at = now + math.floor(length / ASKS)
-  if place >= LOOKERS + redis.call('ZCOUNT', PLACES, '-inf', '(' .. whole(asks_at)) then
-    return -1
-  end
-  local ends, dead, last = next_end(), 0, 0
-  for _, token in ipairs(place > 0 and redis.call('ZRANGE', QUEUE, 0, place - 1) or {}) do
+  local asks_at, ends, dead, last = now + math.floor(length / ASKS), next_end(), 0, 0
+  for at = 0, place - 1 do
+    local token = redis.call('ZRANGE', QUEUE, at, at)[1]
     local place_ends = tonumber(redis.call('ZSCORE', PLACES, token)) or math.huge
     ends = math.min(ends, place_ends)
     if place_ends < asks_at then
       dead, last = dead + 1, math.max(last, place_ends)
+    elseif at + 1 - dead >= LOOKERS then
+      return -1
     end
   end
   if place >= LOOKERS then
-    return place < LOOKERS + dead and last + LOOK_STEP * (place - dead) - now or -1
-  end
-  if withheld > 0 then
+    ends = last
+  elseif withheld > 0 then
     ends = math.min(ends, now + withheld)
   end
-  return ends < math.huge and math.max(ends + LOOK_STEP * place - now, 0) or -1
+  return ends < math.huge and math.max(ends + LOOK_STEP * (place - dead) - now, 0) or -1
 end

@@ -10,7 +10,8 @@
 --       7 steps     value: how many steps it is from that one
 -- Reply {1, fence, value}
 --                   reserved
---       {0}         value: another run has reserved it; or the request was cancelled before it came, and nobody reads this
+--       {0}         value: another run has reserved it
+--                   step, value: the request was cancelled before it came, so nobody reads this
 --       {2, last}   step: no integer follows that one, or it is not an integer itself
 --       {3, last}   value: the last value is another one by now; '' if there is none
 --       {4, ms}     nothing is reserved for so long, after a start of the server or a failover
