@@ -11,6 +11,7 @@ use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::stream::await_ready;
+use crate::sys::children;
 use crate::sys::clock::Moment;
 
 /// A host name look-up in progress, which never blocks.
@@ -160,7 +161,7 @@ impl Drop for LookUp {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // A child that has written its answer has nothing left to do.
-            let _ = child.kill();
+            children::kill(child.id().cast_signed());
             let _ = child.wait();
         }
     }

@@ -6,8 +6,6 @@
 //!
 //! The others are searched for only if the children cannot be listed, or do not die, or new ones appear for seconds.
 
-#![allow(unsafe_code)]
-
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -15,7 +13,7 @@ use libc::pid_t;
 
 use super::process::{Found, Process, own_pid};
 use super::tree::Tree;
-use crate::sys::children;
+use crate::sys::children::{self, ReapedByKernel};
 use crate::sys::clock::Moment;
 
 /// The longest time for which children are killed that keep appearing, before this process looks at its messages and
@@ -38,7 +36,9 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the first KILL dead children are reaped at the latest, although others do not die.
 const REAP_AFTER: Duration = Duration::from_secs(5);
 
-/// If there are more children than this, the dead ones are reaped although others do not die.
+/// If there are more children than this, the dead ones are reaped although others do not die. From then on the kernel
+/// reaps those that end: if many short-lived processes compete with this one for the processor, they die faster than it
+/// can reap them, and the longer the list of the dead, the later the living are found in it.
 const CHILDREN_MAX: usize = 1024;
 
 /// The state of the killing, from the first KILL on.
@@ -55,6 +55,12 @@ pub(super) struct Killing {
     /// How long the last round took.
     last_round: Duration,
     may_reap: bool,
+    /// The last round has found more than [`CHILDREN_MAX`].
+    are_many: bool,
+    /// Present from then on, if that is possible.
+    reaped_by_kernel: Option<ReapedByKernel>,
+    /// The children that had ended before that and are not reaped yet.
+    dead: HashSet<pid_t>,
 }
 
 /// What a round of KILL has found.
@@ -81,12 +87,20 @@ impl Killing {
             reaps_at: now + REAP_AFTER,
             last_round: Duration::ZERO,
             may_reap: false,
+            are_many: false,
+            reaped_by_kernel: None,
+            dead: HashSet::new(),
         }
     }
 
     /// Returns whether dead children may be reaped before the next round.
     pub(super) fn may_reap(&self) -> bool {
         self.may_reap
+    }
+
+    /// Returns whether the kernel reaps the children that end.
+    pub(super) fn are_reaped_by_kernel(&self) -> bool {
+        self.reaped_by_kernel.is_some()
     }
 
     /// Returns how long the last round took: zero before the first one, [`ROUND_MAX`] at most.
@@ -97,6 +111,7 @@ impl Killing {
     /// Notes that the child `pid` was reaped, or changed its state, so that a child with this id gets KILL again.
     pub(super) fn forget(&mut self, pid: pid_t) {
         self.killed.remove(&pid);
+        self.dead.remove(&pid);
     }
 
     /// Sends KILL to all processes of the `tree` that it can reach now. Returns whether to wait before the next round,
@@ -104,11 +119,19 @@ impl Killing {
     /// [`CHILDREN_MAX`].
     pub(super) fn round(&mut self, tree: &Tree) -> bool {
         let began = Moment::now();
-        // The whole group in one call, which no fork can outrun.
-        tree.signal_group(libc::SIGKILL);
-        tree.signal_command(libc::SIGKILL);
-        // To recognise inherited children, files of /proc are read.
-        let (found, are_many) = if tree.has_inherited() {
+        if self.are_many && self.reaped_by_kernel.is_none() && tree.needs_no_status() {
+            self.reaped_by_kernel = ReapedByKernel::while_killing();
+        }
+        if self.reaped_by_kernel.is_some() {
+            // Their ids may be those of others by now, and a group's as well.
+            self.killed.clear();
+        } else {
+            // The whole group in one call, which no fork can outrun.
+            tree.signal_group(libc::SIGKILL);
+            tree.signal_command(libc::SIGKILL);
+        }
+        // To recognise inherited children, files of /proc are read; to kill one by its descriptor, that is opened.
+        let (found, are_many) = if tree.has_inherited() || self.reaped_by_kernel.is_some() {
             tree.access.with_spare(|| self.kill_children(tree))
         } else {
             self.kill_children(tree)
@@ -132,7 +155,8 @@ impl Killing {
         }
         let are_dead = matches!(found, Children::Dead | Children::Unknown);
         // Many would become more and more, until the machine has no process id left.
-        self.may_reap = are_dead || are_many || now >= self.reaps_at;
+        self.are_many = are_many;
+        self.may_reap = are_dead || are_many || now >= self.reaps_at || self.reaped_by_kernel.is_some();
         matches!(found, Children::Dying | Children::Unknown) && !are_many
     }
 
@@ -144,8 +168,9 @@ impl Killing {
     /// processor so seldom that the time is always over. It is gone through from the newest child: that one may live
     /// for a millisecond, and thousands of dead ones may be listed before it.
     ///
-    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
-    /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
+    /// This process reaps none of them meanwhile, so their ids stay theirs. That also keeps a limit on the user's
+    /// processes (`ulimit -u`) used up: what forks as fast as it can comes to an end. If the kernel reaps them, an id
+    /// that has got KILL counts for one round only, and the list may lack some that the next one has.
     fn kill_children(&mut self, tree: &Tree) -> (Children, bool) {
         let until = Moment::now() + ROUND_MAX;
         loop {
@@ -153,12 +178,15 @@ impl Killing {
             children.reverse();
             let mut is_any_new = false;
             for &pid in &children {
-                if self.killed.contains(&pid) || !tree.may_be_commands(pid) {
+                if self.killed.contains(&pid) || self.dead.contains(&pid) || !tree.may_be_commands(pid) {
                     continue;
                 }
-                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
-                // another user's.
-                if unsafe { libc::kill(pid, libc::SIGKILL) } == 0 {
+                if self.are_reaped_by_kernel() && children::has_ended(pid) {
+                    self.dead.insert(pid);
+                    continue;
+                }
+                // This fails for another user's.
+                if children::kill(pid) {
                     is_any_new = true;
                     self.killed.insert(pid);
                 }

@@ -15,6 +15,7 @@ pub mod descriptor;
 pub mod environment;
 pub mod input;
 pub mod namespace;
+pub mod pidfd;
 pub mod priority;
 pub mod signals;
 #[cfg(test)]
