@@ -161,6 +161,7 @@ impl Drop for LookUp {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // A child that has written its answer has nothing left to do.
+            // Not `Child::kill`: the kernel may have reaped it.
             children::kill(child.id().cast_signed());
             let _ = child.wait();
         }

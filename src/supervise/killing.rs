@@ -2,7 +2,8 @@
 //!
 //! That needs no search for the other processes, which would miss those that live for less time than it takes: when a
 //! process dies, its children become the parent's. The kernel lists the children at once, however many other processes
-//! there are, and a child that is not reaped keeps its process id, so no other process can be hit.
+//! there are, and a child that is not reaped keeps its process id, so no other process can be hit. (Where the kernel reaps
+//! the children, each is told from other processes by a descriptor.)
 //!
 //! The others are searched for only if the children cannot be listed, or do not die, or new ones appear for seconds.
 
@@ -36,9 +37,10 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the first KILL dead children are reaped at the latest, although others do not die.
 const REAP_AFTER: Duration = Duration::from_secs(5);
 
-/// If there are more children than this, the dead ones are reaped although others do not die. From then on the kernel
-/// reaps those that end: if many short-lived processes compete with this one for the processor, they die faster than it
-/// can reap them, and the longer the list of the dead, the later the living are found in it.
+/// If there are more children than this, the dead ones are reaped although others do not die. If they still die faster
+/// than this process can reap them, because many short-lived processes compete with it for the processor, the kernel
+/// reaps those that end from then on: the longer the list of the dead, the later the living are found in it. (Since Linux
+/// 5.4, once COMMAND itself is reaped, and not beside inherited children.)
 const CHILDREN_MAX: usize = 1024;
 
 /// The state of the killing, from the first KILL on.
@@ -55,10 +57,13 @@ pub(super) struct Killing {
     /// How long the last round took.
     last_round: Duration,
     may_reap: bool,
-    /// The last round has found more than [`CHILDREN_MAX`].
+    /// The last round has found more than [`CHILDREN_MAX`], and since then not all of the dead could be reaped.
     are_many: bool,
+    is_behind: bool,
     /// Present from then on, if that is possible.
     reaped_by_kernel: Option<ReapedByKernel>,
+    /// The children that got KILL in the last round, if the kernel reaps them.
+    killed_before: HashSet<pid_t>,
     /// The children that had ended before that and are not reaped yet.
     dead: HashSet<pid_t>,
 }
@@ -88,7 +93,9 @@ impl Killing {
             last_round: Duration::ZERO,
             may_reap: false,
             are_many: false,
+            is_behind: false,
             reaped_by_kernel: None,
+            killed_before: HashSet::new(),
             dead: HashSet::new(),
         }
     }
@@ -96,6 +103,11 @@ impl Killing {
     /// Returns whether dead children may be reaped before the next round.
     pub(super) fn may_reap(&self) -> bool {
         self.may_reap
+    }
+
+    /// Notes that not all dead children could be reaped after the last round.
+    pub(super) fn note_behind(&mut self) {
+        self.is_behind = true;
     }
 
     /// Returns whether the kernel reaps the children that end.
@@ -119,19 +131,25 @@ impl Killing {
     /// [`CHILDREN_MAX`].
     pub(super) fn round(&mut self, tree: &Tree) -> bool {
         let began = Moment::now();
-        if self.are_many && self.reaped_by_kernel.is_none() && tree.needs_no_status() {
-            self.reaped_by_kernel = ReapedByKernel::while_killing();
-        }
-        if self.reaped_by_kernel.is_some() {
+        let was_behind = self.are_many && std::mem::take(&mut self.is_behind);
+        let mut begins_now = false;
+        if self.are_reaped_by_kernel() {
             // Their ids may be those of others by now, and a group's as well.
-            self.killed.clear();
+            self.killed_before = std::mem::take(&mut self.killed);
         } else {
             // The whole group in one call, which no fork can outrun.
             tree.signal_group(libc::SIGKILL);
             tree.signal_command(libc::SIGKILL);
+            if was_behind && tree.needs_no_status() {
+                self.reaped_by_kernel = tree.access.with_spare(ReapedByKernel::while_killing);
+                begins_now = self.are_reaped_by_kernel();
+                if begins_now {
+                    self.killed_before = std::mem::take(&mut self.killed);
+                }
+            }
         }
         // To recognise inherited children, files of /proc are read; to kill one by its descriptor, that is opened.
-        let (found, are_many) = if tree.has_inherited() || self.reaped_by_kernel.is_some() {
+        let (found, are_many) = if tree.has_inherited() || self.are_reaped_by_kernel() {
             tree.access.with_spare(|| self.kill_children(tree))
         } else {
             self.kill_children(tree)
@@ -156,8 +174,9 @@ impl Killing {
         let are_dead = matches!(found, Children::Dead | Children::Unknown);
         // Many would become more and more, until the machine has no process id left.
         self.are_many = are_many;
-        self.may_reap = are_dead || are_many || now >= self.reaps_at || self.reaped_by_kernel.is_some();
-        matches!(found, Children::Dying | Children::Unknown) && !are_many
+        self.may_reap = are_dead || are_many || now >= self.reaps_at || self.are_reaped_by_kernel();
+        // The beginning may have discarded the signal of a child's end.
+        matches!(found, Children::Dying | Children::Unknown) && !are_many && !begins_now
     }
 
     /// Sends KILL to every child of this process that may be COMMAND's and has not got it, and to those that it
@@ -187,7 +206,7 @@ impl Killing {
                 }
                 // This fails for another user's.
                 if children::kill(pid) {
-                    is_any_new = true;
+                    is_any_new |= !self.killed_before.contains(&pid);
                     self.killed.insert(pid);
                 }
             }

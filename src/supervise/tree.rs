@@ -233,6 +233,9 @@ impl Tree {
                 }
             }
         }
+        if let Some(killing) = &mut self.killing {
+            killing.note_behind();
+        }
         Reaped { is_behind: true, ..reaped }
     }
 
@@ -296,7 +299,8 @@ impl Tree {
     /// parent has to be seen here any more. Nor must there be inherited children, because then the list of children says
     /// whether the tree is gone, and one of them might be missing in it.
     pub(super) fn needs_no_status(&self) -> bool {
-        self.dying_parent.is_none() && (self.ended.is_some() || !self.own_child) && !self.has_inherited()
+        let is_command_reaped = self.ended.is_some() || !children::is_there(self.command);
+        self.dying_parent.is_none() && is_command_reaped && !self.has_inherited()
     }
 
     /// Returns the ids of the living processes, as far as /proc shows them.

@@ -12,12 +12,17 @@ use nix::errno::Errno;
 
 use super::pidfd;
 
-/// Whether there is a [`ReapedByKernel`], so that the id of a child may be another process's by now.
+/// Whether the kernel may have reaped children that were to be killed, so that the id of one may be another process's.
 static ARE_REAPED_BY_KERNEL: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether there is a child, dead or alive.
 pub fn are_there() -> bool {
     ended_one_of(libc::P_ALL, 0, 0).is_ok()
+}
+
+/// Returns whether the child `pid` is there, dead or alive.
+pub fn is_there(pid: pid_t) -> bool {
+    ended_one_of(libc::P_PID, pid, 0).is_ok()
 }
 
 /// Returns whether a child, dead or alive, is in the process group `group`.
@@ -59,14 +64,20 @@ pub fn kill(pid: pid_t) -> bool {
         return unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
     }
     // The descriptor stays that of the process that it was opened for: if that one is a child, it is the one to kill.
-    pidfd::open(pid).is_some_and(|pidfd| {
-        let lives = ended_one_of(libc::P_PIDFD, pidfd.as_raw_fd(), 0) == Ok(None);
-        lives && pidfd::send(&pidfd, libc::SIGKILL)
-    })
+    match pidfd::open(pid) {
+        Some(pidfd) => {
+            let lives = ended_one_of(libc::P_PIDFD, pidfd.as_raw_fd(), 0) == Ok(None);
+            lives && pidfd::send(&pidfd, libc::SIGKILL)
+        }
+        None if Errno::last() == Errno::ESRCH => false,
+        // No descriptor is left. SAFETY: a plain system call, right after the process was seen to be a living child.
+        None => ended_one_of(libc::P_PID, pid, 0) == Ok(None) && unsafe { libc::kill(pid, libc::SIGKILL) } == 0,
+    }
 }
 
-/// Returns whether [`kill`] works also for children that the kernel reaps: since Linux 5.4, outside some sandboxes.
-fn can_be_killed_by_descriptor() -> bool {
+/// Returns whether [`kill`] can tell children that the kernel reaps from other processes: since Linux 5.4, outside some
+/// sandboxes.
+pub fn can_be_killed_by_descriptor() -> bool {
     // This process is not its own child.
     let is_known = |pidfd: &OwnedFd| ended_one_of(libc::P_PIDFD, pidfd.as_raw_fd(), 0) == Err(Errno::ECHILD);
     // SAFETY: cannot fail.
@@ -116,7 +127,12 @@ impl ReapedByKernel {
     /// Begins, for children that are killed while others appear and end faster than this process could reap them. Those
     /// that have already ended are left to be reaped. Returns `None` if children could not be [killed](kill) then.
     pub fn while_killing() -> Option<Self> {
-        can_be_killed_by_descriptor().then(Self::set)?.ok()
+        if !can_be_killed_by_descriptor() {
+            return None;
+        }
+        // Before the first is reaped, and for good: the id of one that was reaped is never known to be its own again.
+        ARE_REAPED_BY_KERNEL.store(true, Ordering::Relaxed);
+        Self::set().ok()
     }
 
     fn set() -> nix::Result<Self> {
@@ -125,7 +141,6 @@ impl ReapedByKernel {
         action.sa_flags = libc::SA_NOCLDWAIT;
         // SAFETY: both pointers are to actions, and no handler is installed.
         Errno::result(unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, &raw mut before) })?;
-        ARE_REAPED_BY_KERNEL.store(true, Ordering::Relaxed);
         Ok(ReapedByKernel(before))
     }
 }
@@ -134,6 +149,5 @@ impl Drop for ReapedByKernel {
     fn drop(&mut self) {
         // SAFETY: this was the action before.
         unsafe { libc::sigaction(libc::SIGCHLD, &raw const self.0, ptr::null_mut()) };
-        ARE_REAPED_BY_KERNEL.store(false, Ordering::Relaxed);
     }
 }
