@@ -57,14 +57,15 @@ pub(super) struct Killing {
     /// How long the last round took.
     last_round: Duration,
     may_reap: bool,
-    /// The last round has found more than [`CHILDREN_MAX`], and since then not all of the dead could be reaped.
+    /// The last round has found more than [`CHILDREN_MAX`].
     are_many: bool,
+    /// Since the last round not all of the dead could be reaped.
     is_behind: bool,
-    /// Present from then on, if that is possible.
+    /// Present once the kernel reaps the children that end.
     reaped_by_kernel: Option<ReapedByKernel>,
     /// The children that got KILL in the last round, if the kernel reaps them.
     killed_before: HashSet<pid_t>,
-    /// The children that had ended before that and are not reaped yet.
+    /// The children that had ended before the kernel began to reap them, and that are not reaped yet.
     dead: HashSet<pid_t>,
 }
 
@@ -140,7 +141,7 @@ impl Killing {
             // The whole group in one call, which no fork can outrun.
             tree.signal_group(libc::SIGKILL);
             tree.signal_command(libc::SIGKILL);
-            if was_behind && tree.needs_no_status() {
+            if was_behind && tree.may_be_reaped_by_kernel() {
                 self.reaped_by_kernel = tree.access.with_spare(ReapedByKernel::while_killing);
                 begins_now = self.are_reaped_by_kernel();
                 if begins_now {

@@ -298,7 +298,7 @@ impl Tree {
     /// Returns whether the kernel may reap this process's children: neither the end of COMMAND nor that of its dying
     /// parent has to be seen here any more. Nor must there be inherited children, because then the list of children says
     /// whether the tree is gone, and one of them might be missing in it.
-    pub(super) fn needs_no_status(&self) -> bool {
+    pub(super) fn may_be_reaped_by_kernel(&self) -> bool {
         let is_command_reaped = self.ended.is_some() || !children::is_there(self.command);
         self.dying_parent.is_none() && is_command_reaped && !self.has_inherited()
     }
