@@ -11,7 +11,6 @@ use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, send};
 
 use super::stream::await_ready;
-use crate::sys::children;
 use crate::sys::clock::Moment;
 
 /// A host name look-up in progress, which never blocks.
@@ -161,8 +160,7 @@ impl Drop for LookUp {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // A child that has written its answer has nothing left to do.
-            // Not `Child::kill`: the kernel may have reaped it.
-            children::kill(child.id().cast_signed());
+            let _ = child.kill();
             let _ = child.wait();
         }
     }

@@ -2,10 +2,11 @@
 //!
 //! That needs no search for the other processes, which would miss those that live for less time than it takes: when a
 //! process dies, its children become the parent's. The kernel lists the children at once, however many other processes
-//! there are, and a child that is not reaped keeps its process id, so no other process can be hit. (Where the kernel reaps
-//! the children, each is told from other processes by a descriptor.)
+//! there are, and a child that is not reaped keeps its process id, so no other process can be hit.
 //!
 //! The others are searched for only if the children cannot be listed, or do not die, or new ones appear for seconds.
+
+#![allow(unsafe_code)]
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use libc::pid_t;
 
 use super::process::{Found, Process, own_pid};
 use super::tree::Tree;
-use crate::sys::children::{self, ReapedByKernel};
+use crate::sys::children;
 use crate::sys::clock::Moment;
 
 /// The longest time for which children are killed that keep appearing, before this process looks at its messages and
@@ -37,10 +38,7 @@ const SEARCH_AGAIN: Duration = Duration::from_millis(50);
 /// How long after the first KILL dead children are reaped at the latest, although others do not die.
 const REAP_AFTER: Duration = Duration::from_secs(5);
 
-/// If there are more children than this, the dead ones are reaped although others do not die. If they still die faster
-/// than this process can reap them, because many short-lived processes compete with it for the processor, the kernel
-/// reaps those that end from then on: the longer the list of the dead, the later the living are found in it. (Since Linux
-/// 5.4, once COMMAND itself is reaped, and not beside inherited children.)
+/// If there are more children than this, the dead ones are reaped although others do not die.
 const CHILDREN_MAX: usize = 1024;
 
 /// The state of the killing, from the first KILL on.
@@ -57,16 +55,6 @@ pub(super) struct Killing {
     /// How long the last round took.
     last_round: Duration,
     may_reap: bool,
-    /// The last round has found more than [`CHILDREN_MAX`].
-    are_many: bool,
-    /// Since the last round not all of the dead could be reaped.
-    is_behind: bool,
-    /// Present once the kernel reaps the children that end.
-    reaped_by_kernel: Option<ReapedByKernel>,
-    /// The children that got KILL in the last round, if the kernel reaps them.
-    killed_before: HashSet<pid_t>,
-    /// The children that had ended before the kernel began to reap them, and that are not reaped yet.
-    dead: HashSet<pid_t>,
 }
 
 /// What a round of KILL has found.
@@ -93,27 +81,12 @@ impl Killing {
             reaps_at: now + REAP_AFTER,
             last_round: Duration::ZERO,
             may_reap: false,
-            are_many: false,
-            is_behind: false,
-            reaped_by_kernel: None,
-            killed_before: HashSet::new(),
-            dead: HashSet::new(),
         }
     }
 
     /// Returns whether dead children may be reaped before the next round.
     pub(super) fn may_reap(&self) -> bool {
         self.may_reap
-    }
-
-    /// Notes that not all dead children could be reaped after the last round.
-    pub(super) fn note_behind(&mut self) {
-        self.is_behind = true;
-    }
-
-    /// Returns whether the kernel reaps the children that end.
-    pub(super) fn are_reaped_by_kernel(&self) -> bool {
-        self.reaped_by_kernel.is_some()
     }
 
     /// Returns how long the last round took: zero before the first one, [`ROUND_MAX`] at most.
@@ -124,7 +97,6 @@ impl Killing {
     /// Notes that the child `pid` was reaped, or changed its state, so that a child with this id gets KILL again.
     pub(super) fn forget(&mut self, pid: pid_t) {
         self.killed.remove(&pid);
-        self.dead.remove(&pid);
     }
 
     /// Sends KILL to all processes of the `tree` that it can reach now. Returns whether to wait before the next round,
@@ -132,25 +104,11 @@ impl Killing {
     /// [`CHILDREN_MAX`].
     pub(super) fn round(&mut self, tree: &Tree) -> bool {
         let began = Moment::now();
-        let was_behind = self.are_many && std::mem::take(&mut self.is_behind);
-        let mut begins_now = false;
-        if self.are_reaped_by_kernel() {
-            // Their ids may be those of others by now, and a group's as well.
-            self.killed_before = std::mem::take(&mut self.killed);
-        } else {
-            // The whole group in one call, which no fork can outrun.
-            tree.signal_group(libc::SIGKILL);
-            tree.signal_command(libc::SIGKILL);
-            if was_behind && tree.may_be_reaped_by_kernel() {
-                self.reaped_by_kernel = tree.access.with_spare(ReapedByKernel::while_killing);
-                begins_now = self.are_reaped_by_kernel();
-                if begins_now {
-                    self.killed_before = std::mem::take(&mut self.killed);
-                }
-            }
-        }
-        // To recognise inherited children, files of /proc are read; to kill one by its descriptor, that is opened.
-        let (found, are_many) = if tree.has_inherited() || self.are_reaped_by_kernel() {
+        // The whole group in one call, which no fork can outrun.
+        tree.signal_group(libc::SIGKILL);
+        tree.signal_command(libc::SIGKILL);
+        // To recognise inherited children, files of /proc are read.
+        let (found, are_many) = if tree.has_inherited() {
             tree.access.with_spare(|| self.kill_children(tree))
         } else {
             self.kill_children(tree)
@@ -174,10 +132,8 @@ impl Killing {
         }
         let are_dead = matches!(found, Children::Dead | Children::Unknown);
         // Many would become more and more, until the machine has no process id left.
-        self.are_many = are_many;
-        self.may_reap = are_dead || are_many || now >= self.reaps_at || self.are_reaped_by_kernel();
-        // The beginning may have discarded the signal of a child's end.
-        matches!(found, Children::Dying | Children::Unknown) && !are_many && !begins_now
+        self.may_reap = are_dead || are_many || now >= self.reaps_at;
+        matches!(found, Children::Dying | Children::Unknown) && !are_many
     }
 
     /// Sends KILL to every child of this process that may be COMMAND's and has not got it, and to those that it
@@ -188,9 +144,8 @@ impl Killing {
     /// processor so seldom that the time is always over. It is gone through from the newest child: that one may live
     /// for a millisecond, and thousands of dead ones may be listed before it.
     ///
-    /// This process reaps none of them meanwhile, so their ids stay theirs. That also keeps a limit on the user's
-    /// processes (`ulimit -u`) used up: what forks as fast as it can comes to an end. If the kernel reaps them, an id
-    /// that has got KILL counts for one round only, and the list may lack some that the next one has.
+    /// None of them is reaped meanwhile, so their ids stay theirs. That also keeps a limit on the user's processes
+    /// (`ulimit -u`) used up: what forks as fast as it can comes to an end.
     fn kill_children(&mut self, tree: &Tree) -> (Children, bool) {
         let until = Moment::now() + ROUND_MAX;
         loop {
@@ -198,16 +153,13 @@ impl Killing {
             children.reverse();
             let mut is_any_new = false;
             for &pid in &children {
-                if self.killed.contains(&pid) || self.dead.contains(&pid) || !tree.may_be_commands(pid) {
+                if self.killed.contains(&pid) || !tree.may_be_commands(pid) {
                     continue;
                 }
-                if self.are_reaped_by_kernel() && children::has_ended(pid) {
-                    self.dead.insert(pid);
-                    continue;
-                }
-                // This fails for another user's.
-                if children::kill(pid) {
-                    is_any_new |= !self.killed_before.contains(&pid);
+                // SAFETY: a plain system call. The child has not been reaped, so its id is not reused. It fails for
+                // another user's.
+                if unsafe { libc::kill(pid, libc::SIGKILL) } == 0 {
+                    is_any_new = true;
                     self.killed.insert(pid);
                 }
             }

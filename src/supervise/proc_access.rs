@@ -33,8 +33,7 @@ impl ProcAccess {
     /// Returns the process ids of the main thread's children, dead ones included, the newest last; `None` if not all
     /// could be listed: the kernel may have no such list (CONFIG_PROC_CHILDREN).
     ///
-    /// As long as neither this process nor the kernel reaps any of them meanwhile, none that was there at the beginning is
-    /// left out.
+    /// As long as this process reaps none of its children meanwhile, none that was there at the beginning is left out.
     pub(super) fn children(&self) -> Option<Vec<pid_t>> {
         let list = self.children.as_ref()?;
         let mut found = Vec::new();

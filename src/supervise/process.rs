@@ -9,13 +9,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use libc::pid_t;
 use nix::errno::Errno;
 
 use crate::sys::children as own_children;
-use crate::sys::pidfd;
 
 /// A process as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Process {
     /// Sends it `signal`, unless it is gone, or its id has been reused by a process that does not descend from this
     /// one. `family` is the list of descendants in which it was found.
     pub(super) fn signal(self, signal: libc::c_int, family: &[Process]) {
-        let pidfd = pidfd::open(self.pid);
+        let pidfd = open_process(self.pid);
         if pidfd.is_none() && Errno::last() == Errno::ESRCH {
             return;
         }
@@ -62,7 +62,7 @@ impl Process {
         if !self.is_still_in(family) {
             return;
         }
-        let has_it = pidfd.is_some_and(|pidfd| pidfd::send(&pidfd, signal) || Errno::last() == Errno::ESRCH);
+        let has_it = pidfd.is_some_and(|pidfd| send(&pidfd, signal) || Errno::last() == Errno::ESRCH);
         if !has_it {
             // An old kernel lacks these calls, and a sandbox may forbid them. Sending right after the check is then the
             // safest way. SAFETY: plain system call.
@@ -78,13 +78,30 @@ impl Process {
     }
 }
 
+/// Returns a descriptor of the process `pid`. `None` if there is no such process or no descriptor left, and where the
+/// kernel or a sandbox does not allow it.
+fn open_process(pid: pid_t) -> Option<OwnedFd> {
+    // SAFETY: a plain system call; the new descriptor, if any, is ours alone.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Sends `signal` to the process that `pidfd` refers to. Returns whether that worked.
+fn send(pidfd: &OwnedFd, signal: libc::c_int) -> bool {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a valid descriptor and no siginfo.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) == 0 }
+}
+
 /// Makes the system calls of this module once, in a form that changes nothing: see [`super::rehearsal`].
 pub(super) fn rehearse() {
     let me = own_pid();
     group(me);
     let _ = Path::new(&children_of(me, me)).exists();
     let _ = fs::read_dir(format!("/proc/{me}/task")).map(Iterator::count);
-    own_children::can_be_killed_by_descriptor();
+    let _ = open_process(me).map(|pidfd| send(&pidfd, 0));
 }
 
 /// Returns the process group of the process `pid`; -1 if it is gone.

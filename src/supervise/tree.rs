@@ -233,9 +233,6 @@ impl Tree {
                 }
             }
         }
-        if let Some(killing) = &mut self.killing {
-            killing.note_behind();
-        }
         Reaped { is_behind: true, ..reaped }
     }
 
@@ -283,24 +280,15 @@ impl Tree {
     /// group. Returns whether it did.
     ///
     /// Does so only if a child of this process is in the group, COMMAND or an orphan: only this process reaps that
-    /// child, and until then the group's id is not reused. So never once the kernel reaps children.
+    /// child, and until then the group's id is not reused.
     pub(super) fn signal_group(&self, signal: c_int) -> bool {
         // 0 stands for a COMMAND whose process id is not known; kill(2) would take it for this process's own group.
-        let are_ours = !self.killing.as_ref().is_some_and(Killing::are_reaped_by_kernel);
-        let reaches = self.own_group && self.group > 0 && are_ours && children::are_in(self.group);
+        let reaches = self.own_group && self.group > 0 && children::are_in(self.group);
         if reaches {
             // SAFETY: plain system call.
             unsafe { libc::kill(-self.group, signal) };
         }
         reaches
-    }
-
-    /// Returns whether the kernel may reap this process's children: neither the end of COMMAND nor that of its dying
-    /// parent has to be seen here any more. Nor must there be inherited children, because then the list of children says
-    /// whether the tree is gone, and one of them might be missing in it.
-    pub(super) fn may_be_reaped_by_kernel(&self) -> bool {
-        let is_command_reaped = self.ended.is_some() || !children::is_there(self.command);
-        self.dying_parent.is_none() && is_command_reaped && !self.has_inherited()
     }
 
     /// Returns the ids of the living processes, as far as /proc shows them.

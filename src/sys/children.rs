@@ -3,26 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::pid_t;
 use nix::errno::Errno;
 
-use super::pidfd;
-
-/// Whether the kernel may have reaped children that were to be killed, so that the id of one may be another process's.
-static ARE_REAPED_BY_KERNEL: AtomicBool = AtomicBool::new(false);
-
 /// Returns whether there is a child, dead or alive.
 pub fn are_there() -> bool {
     ended_one_of(libc::P_ALL, 0, 0).is_ok()
-}
-
-/// Returns whether the child `pid` is there, dead or alive.
-pub fn is_there(pid: pid_t) -> bool {
-    ended_one_of(libc::P_PID, pid, 0).is_ok()
 }
 
 /// Returns whether a child, dead or alive, is in the process group `group`.
@@ -57,33 +45,6 @@ pub fn ended_one() -> Option<pid_t> {
     ended_one_of(libc::P_ALL, 0, 0).ok().flatten()
 }
 
-/// Sends KILL to the child `pid`, which this process has not reaped, unless the kernel has. Returns whether it did.
-pub fn kill(pid: pid_t) -> bool {
-    if !ARE_REAPED_BY_KERNEL.load(Ordering::Relaxed) {
-        // SAFETY: a plain system call. The child has not been reaped, so its id is not reused.
-        return unsafe { libc::kill(pid, libc::SIGKILL) } == 0;
-    }
-    // The descriptor stays that of the process that it was opened for: if that one is a child, it is the one to kill.
-    match pidfd::open(pid) {
-        Some(pidfd) => {
-            let lives = ended_one_of(libc::P_PIDFD, pidfd.as_raw_fd(), 0) == Ok(None);
-            lives && pidfd::send(&pidfd, libc::SIGKILL)
-        }
-        None if Errno::last() == Errno::ESRCH => false,
-        // No descriptor is left. SAFETY: a plain system call, right after the process was seen to be a living child.
-        None => ended_one_of(libc::P_PID, pid, 0) == Ok(None) && unsafe { libc::kill(pid, libc::SIGKILL) } == 0,
-    }
-}
-
-/// Returns whether [`kill`] can tell children that the kernel reaps from other processes: since Linux 5.4, outside some
-/// sandboxes.
-pub fn can_be_killed_by_descriptor() -> bool {
-    // This process is not its own child.
-    let is_known = |pidfd: &OwnedFd| ended_one_of(libc::P_PIDFD, pidfd.as_raw_fd(), 0) == Err(Errno::ECHILD);
-    // SAFETY: cannot fail.
-    pidfd::open(unsafe { libc::getpid() }).is_some_and(|pidfd| is_known(&pidfd) && pidfd::send(&pidfd, 0))
-}
-
 /// Reaps the child `pid`, which has ended. Its status is lost.
 pub fn reap(pid: pid_t) {
     // SAFETY: plain system call; no status is requested. It does not wait.
@@ -108,39 +69,23 @@ fn ended_of(kind: libc::idtype_t, id: pid_t, option: libc::c_int) -> nix::Result
     Ok(unsafe { info.assume_init() })
 }
 
-/// The kernel reaps each child of this process that ends while this value exists. There must be one at a time.
-#[derive(Debug)]
+/// The kernel reaps each child of this process that ends while this value exists.
+///
+/// For a wait in which lockrun has no children of its own, but may inherit some: as the first process of a container it
+/// inherits what others leave behind there. Unlike reaping them, this does not interrupt the wait.
 pub struct ReapedByKernel(libc::sigaction);
 
 impl ReapedByKernel {
-    /// Begins with the children that have already ended, for a wait in which lockrun has no children of its own, but
-    /// may inherit some: as the first process of a container it inherits what others leave behind there. Unlike reaping
-    /// them, this does not interrupt the wait.
+    /// Begins, also with the children that have already ended.
     pub fn begin() -> nix::Result<Self> {
-        let begun = Self::set()?;
-        while let Some(pid) = ended_one() {
-            reap(pid);
-        }
-        Ok(begun)
-    }
-
-    /// Begins, for children that are killed while others appear and end faster than this process could reap them. Those
-    /// that have already ended are left to be reaped. Returns `None` if children could not be [killed](kill) then.
-    pub fn while_killing() -> Option<Self> {
-        if !can_be_killed_by_descriptor() {
-            return None;
-        }
-        // Before the first is reaped, and for good: the id of one that was reaped is never known to be its own again.
-        ARE_REAPED_BY_KERNEL.store(true, Ordering::Relaxed);
-        Self::set().ok()
-    }
-
-    fn set() -> nix::Result<Self> {
         // SAFETY: all bits zero is a valid action: SIG_DFL, no flags, empty mask, no restorer.
         let (mut action, mut before) = unsafe { (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed()) };
         action.sa_flags = libc::SA_NOCLDWAIT;
         // SAFETY: both pointers are to actions, and no handler is installed.
         Errno::result(unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, &raw mut before) })?;
+        while let Some(pid) = ended_one() {
+            reap(pid);
+        }
         Ok(ReapedByKernel(before))
     }
 }

@@ -15,7 +15,6 @@ pub mod descriptor;
 pub mod environment;
 pub mod input;
 pub mod namespace;
-pub mod pidfd;
 pub mod priority;
 pub mod signals;
 #[cfg(test)]

@@ -28,6 +28,10 @@ const RUNS: usize = 3;
 /// How long the test lasts among all the other tests.
 const SLICE: u64 = 4;
 
+/// How many processes the commands' user may have, dead ones that are not reaped included. Where lockrun hardly gets a
+/// processor, a storm would otherwise use up the machine's process ids, and fail all tests beside it.
+const PROCESSES: &str = "--nproc=3000";
+
 /// No process of a command lives longer than so many seconds: an earlier end is lockrun's.
 const SECONDS: &str = "20";
 
@@ -125,9 +129,10 @@ impl<'a> Storm<'a> {
     fn start(&mut self) {
         let script = self.directory.path().join("swarm.pl");
         let seed = self.random.u32(..).to_string();
-        let perl = find_program("perl");
-        let words = [perl.as_path(), &script, self.directory.path(), Path::new(&seed), Path::new(SECONDS)];
-        let call = Lockrun::new(self.store).key(KEY).args(HOW).command(words);
+        let [prlimit, perl] = ["prlimit", "perl"].map(find_program);
+        let limited = [prlimit.as_path(), Path::new(PROCESSES)];
+        let swarm = [perl.as_path(), &script, self.directory.path(), Path::new(&seed), Path::new(SECONDS)];
+        let call = Lockrun::new(self.store).key(KEY).args(HOW).command(limited.into_iter().chain(swarm));
         self.runs.push(self.user.call(&call).spawn_alone());
     }
 
