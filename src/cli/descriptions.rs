@@ -158,10 +158,10 @@ const ALL: [Description; 44] = [
     option(name::OLDER_THAN, "DURATION", LOCK, "Remove locks that have not been used for at least this long"),
     switch(name::DRY_RUN, LOCK, "Only list what would be removed"),
     switch(name::DONE, LOCK, "Forget that KEY's run has succeeded, so that its next --once-per is wanted; remove nothing"),
-    switch(name::SCHEMA, OUTPUT, "Only print the SQL that creates the tables of a PostgreSQL store").more(
-        "Print the SQL that creates the tables of a PostgreSQL store, in the schema that the store's URL names, and grants their use to its \
-         user. The owner of the database runs it, for instance with psql -f, where that user may not create tables. lockrun \
-         itself connects to nothing.",
+    switch(name::SCHEMA, OUTPUT, "Only print the SQL that creates the tables of a PostgreSQL or MySQL store").more(
+        "Print the SQL that creates the tables of a PostgreSQL or MySQL store, in the schema or database that the store's URL \
+         names, and grants their use to its user. The owner of the database runs it, for instance with psql -f or mysql, where \
+         that user may not create tables. lockrun itself connects to nothing.",
     ),
     switch(name::FAIL, HELD, "Name the holder and exit 75; this is the default (also --nonblock)"),
     option(name::SKIP, "DURATION", HELD, "Exit 0, silently; with =DURATION only if it has been held for less than that").more(

@@ -165,6 +165,7 @@ impl Subcommand {
             ("COMMAND's", "it ran and ended; if a signal terminated it, the same signal terminates lockrun"),
             BAD_USAGE,
             STORE_FAILED,
+            ("75", "the server has just started or failed over, and reserves nothing yet"),
             ("79", "the lease was lost while COMMAND ran, and COMMAND was stopped"),
             ("124", "--max-runtime passed, and COMMAND was stopped"),
             ("125", "lockrun itself failed, or there is no next value"),
@@ -287,7 +288,7 @@ impl Subcommand {
                 usage: "lockrun doctor [OPTIONS]",
                 about: "Look for anything that could keep locks from working, and say what to do about it",
                 more: "It changes nothing but a lock of its own, which it acquires and releases. With --schema it looks at nothing: it \
-                       prints the SQL of PostgreSQL's tables, for a role that may not create them.",
+                       prints the SQL of the tables of a PostgreSQL or MySQL store, for a role that may not create them.",
             },
             Prune => &Doc {
                 name: "prune",

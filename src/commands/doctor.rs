@@ -36,7 +36,7 @@ fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
     settings.store_timeout()?;
     let no_tables = || {
         UsageError::from(
-            "--schema: only a store in PostgreSQL has tables; name it with --store postgres://HOST/DATABASE",
+            "--schema: only a store in PostgreSQL or MySQL has tables; name it with --store postgres://HOST/DATABASE or mysql://HOST/DATABASE",
         )
     };
     let schema = settings.store()?.schema().ok_or_else(no_tables)?;

@@ -57,8 +57,12 @@ pub fn acquire(
         OnHeld::Fail | OnHeld::Skip { .. } => None,
         OnHeld::Wait { span, max_waiting } => Some(Queue { until: span.map(|span| began + span), max_waiting }),
     };
-    let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
-    let answer = match wait::acquire(store, claim, Wait { queue, store_retry, terms, signals, watcher }) {
+    let answer = {
+        // Erased before anything else is printed.
+        let watcher = &mut Progress::new(reporter, is_hopeless, guardian);
+        wait::acquire(store, claim, Wait { queue, store_retry, terms, signals, watcher })
+    };
+    let answer = match answer {
         // The signal may have cut the request short.
         Ok(Acquired::Held(held)) if !waits => Ok(signals.obey().map_or(Acquired::Held(held), Acquired::Interrupted)),
         answer => answer,

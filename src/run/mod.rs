@@ -18,13 +18,14 @@ mod start;
 mod takeover;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 
 use crate::config::plan::Plan;
 use crate::config::settings::UsageError;
 use crate::lock::holder::Holder;
-use crate::lock::lease::{LocalLease, Ttl};
+use crate::lock::lease::{LocalLease, Terms, Ttl};
 use crate::lock::milestones::{Acquisition, Milestones};
 use crate::lock::token::Token;
 use crate::report;
@@ -223,7 +224,10 @@ impl<'a> Run<'a> {
     ) -> Option<Renewer> {
         let (Some(sent_at), Some(renewer)) = (grant.lease_from, renewer) else { return None };
         let control = running.control().filter(|_| self.plan.kill_on_lost);
-        let lease = LocalLease::granted(self.plan.terms, self.first_terms(grant), sent_at);
+        // A loss that stops nothing needs no time to stop it: the lease is renewed until just before it ends.
+        let terms =
+            if control.is_some() { self.plan.terms } else { Terms { kill_after: Duration::ZERO, ..self.plan.terms } };
+        let lease = LocalLease::granted(terms, grant.first_terms(terms, &self.claim), sent_at);
         renewer.start(store, self.claim.clone(), lease, control, Arc::clone(&self.reporter));
         Some(renewer)
     }

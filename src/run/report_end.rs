@@ -103,7 +103,9 @@ impl Run<'_> {
             Some(StopReason::Lost) => Some(Reason::Lost),
             Some(StopReason::TimedOut) => Some(Reason::TimedOut {
                 limit: self.plan.max_runtime.unwrap_or_default(),
-                was_killed: finished.command == Some(Ending::Signaled(libc::SIGKILL)),
+                // Without `--kill-after` there was no TERM.
+                was_killed: finished.command == Some(Ending::Signaled(libc::SIGKILL))
+                    && !self.plan.terms.kill_after.is_zero(),
             }),
             Some(StopReason::Unguarded) => Some(Reason::Unguarded),
             Some(StopReason::Orphaned) => Some(Reason::Orphaned),

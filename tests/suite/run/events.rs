@@ -139,6 +139,9 @@ on_every_store!(errors_are_logged, |store| {
     let stubborn = Lockrun::new(store).key("stubborn").args(["--max-runtime", "0.2", "--kill-after", "100ms"]);
     let stubborn = stubborn.sh("trap '' TERM; while :; do sleep 0.05; done").run().exited(124);
     stubborn.said("--max-runtime 200ms has passed; it did not end on TERM, and was killed");
+    let at_once = Lockrun::new(store).key("at-once").args(["--max-runtime", "0.2", "--kill-after", "0"]);
+    let at_once = at_once.command(["sleep", "60"]).run().exited(124);
+    assert!(!at_once.stderr().contains("TERM"), "it got none: {at_once}");
     assert_eq!(number(&events.one("finished"), "signal"), 15);
 });
 

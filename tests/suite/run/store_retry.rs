@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::support::calm::{held_in_time, judge, late};
-use crate::support::events::Events;
+use crate::support::events::{Events, number};
 use crate::support::proxy::Mode;
 use crate::support::store::{on_every_lease_store, on_redis};
 use crate::support::{Holder, LeaseServer as _, Lockrun, Redis, Running, Store, eventually, sequence};
@@ -128,6 +128,22 @@ on_every_lease_store!(an_outage_under_the_lock_is_reported, |store| {
     let all = events.all();
     let left = all.iter().find_map(|event| event["left_ms"].as_u64()).expect("a number");
     assert!(left <= 18_000, "{left}");
+});
+
+// "`--on-lost warn`: the lease is renewed until it ends": no time is needed to stop the command.
+on_redis!(without_a_command_to_stop_the_lease_is_renewed_for_longer, |store, _redis| {
+    let (proxy, events) = (store.proxy(), Events::new());
+    let spans = ["--ttl=60s", "--renew-every=1s", "--kill-after=50s", "--store-timeout=1s"];
+    let call = events.of(Lockrun::at(&proxy.url()).key("a").args(spans).arg("--on-lost=warn"));
+    let mut run = call.sh("echo ready; read line || :").with_open_input();
+    run.run.wait_for_line("ready");
+    proxy.set(Mode::Reset);
+    events.hear("outage", 1);
+    proxy.set(Mode::Pass);
+    run.finish().exited(0);
+    // TERM would be due less than 9 s after the last renewal.
+    let left = number(&events.one("outage"), "left_ms");
+    assert!(left > 20_000, "given up after another {left} ms");
 });
 
 /// A run of a command under a lock that another run of the store holds.

@@ -191,6 +191,18 @@ on_every_store!(a_waiter_says_whom_it_waits_for, |store| {
     terminal.wait_for(PROMPT);
 });
 
+// "One line refreshed in place", which is gone before anything else is printed: a wait that ends without the lock.
+on_every_store!(the_line_of_a_wait_is_erased_before_a_message, |store| {
+    let holder = crate::support::Holder::new(store, "tty");
+    let mut terminal = shell(store);
+    enter(&mut terminal, "lockrun -k tty --wait 200ms true");
+    let seen = terminal.wait_for("gave up");
+    let (line, _) = seen.rsplit_once("lockrun: lock").expect("a message");
+    assert!(line.contains("waiting") && line.ends_with("\r\x1b[K"), "{seen:?}");
+    terminal.wait_for(PROMPT);
+    holder.end();
+});
+
 // "A signal ends a wait": Ctrl-C at a waiter returns the prompt, and the command never runs.
 on_every_store!(an_interrupt_ends_a_wait, |store| {
     let holder = crate::support::Holder::new(store, "tty");
