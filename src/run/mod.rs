@@ -41,6 +41,7 @@ use crate::sys::stderr;
 use acquire::HeldPolicy;
 use enclosing::EnclosingLocks;
 use outcome::Outcome;
+use release::Loss;
 use renewer::{Renewer, SharedStore};
 use report_end::why_no_process;
 
@@ -165,8 +166,14 @@ impl<'a> Run<'a> {
             renewer.stop();
         }
         let (mut store, lease) = store.take_back();
+        let was_reported = renewer.is_some() && lease.is_none();
         let lost = lease.and_then(|lease| self.unreported_loss(&lease, finished, ended_at));
-        self.finish(&mut *store, finished, self.release_after(finished, granted_at), lost.as_deref());
+        let loss = match &lost {
+            Some(why) => Loss::Unreported(why),
+            None if was_reported => Loss::Reported,
+            None => Loss::None,
+        };
+        self.finish(&mut *store, finished, self.release_after(finished, granted_at), loss);
         // Only after the release, so that no waiter waits for the thread to end.
         renewer.map_or(Ok(()), Renewer::finish)?;
         Ok(Outcome::of(finished))

@@ -12,6 +12,17 @@ use crate::store::{Release, Released, Retain, Store, StoreError};
 use crate::supervise::{Finished, StopReason};
 use crate::sys::clock::Moment;
 
+/// What is known of the loss of a lease, before the lock is released.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Loss<'a> {
+    /// It was not lost, as far as is known.
+    None,
+    /// It was lost for this reason, which nothing has reported yet.
+    Unreported(&'a str),
+    /// The renewer has reported it.
+    Reported,
+}
+
 impl Run<'_> {
     /// Returns why the `lease` was lost, if it was, of a COMMAND that ended at `ended_at`. The renewer has not reported
     /// the loss: it was still waiting for an answer of the store, or the guardian noticed first that TERM was due.
@@ -22,9 +33,10 @@ impl Run<'_> {
     }
 
     /// Releases the lock, and reports how COMMAND ended, and before that the loss of the lease if nothing has reported
-    /// it yet: `lost` is the reason.
-    pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, lost: Option<&str>) {
+    /// it yet. A loss that is not known before, because COMMAND ended before the next renewal, the store's answer shows.
+    pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, loss: Loss<'_>) {
         let is_lost = finished.why == Some(StopReason::Lost);
+        let lost = if let Loss::Unreported(why) = loss { Some(why) } else { None };
         let events = self.end_events(finished, lost);
         events.clone().for_each(|event| self.reporter.log(&event));
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
@@ -36,7 +48,15 @@ impl Run<'_> {
         } else if let Some(released) = released.filter(|it| !is_lost || matches!(it, Ok(Released::Retained))) {
             // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock
             // any more.
-            self.report_released(how, released);
+            match released {
+                Ok(Released::NotMine(_)) if !how.keeps() && self.plan.store.has_leases() => {
+                    if let Loss::None = loss {
+                        let why = "its lease had ended, or was revoked, before the command ended";
+                        self.reporter.report(Event::Lost { why, stops: false });
+                    }
+                }
+                released => self.report_released(how, released),
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::outcome::Outcome;
+use super::release::Loss;
 use crate::config::plan::Plan;
 use crate::lock::milestones::Milestones;
 use crate::report::event::Event;
@@ -15,6 +16,10 @@ use crate::sys::stderr;
 const KILLED_BY_FILTER: &str = "a filter of system calls (systemd's SystemCallFilter=, a container's seccomp profile) has killed lockrun's guardian \
                                 process; allow the call that the kernel's log names, or let the filter return an error \
                                 (SystemCallErrorNumber=EPERM)";
+
+/// Why the lease was lost if lockrun had to take over in time before its end.
+const GUARDIAN_LATE: &str =
+    "lockrun's guardian process did not run in time: it was stopped or hung, or the machine was suspended";
 
 /// Returns the outcome of a run whose guardian ended in this way. First cancels the claim or releases the lock, if the
 /// guardian may not have done so. The guardian's own requests may still arrive after that: only the guardian knew
@@ -33,12 +38,9 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
         }
         GuardianEnd::TakenOver(finished, milestones) => {
             let run = Run::resumed(plan, claim, milestones);
-            let is_lost = finished.why == Some(StopReason::Lost);
-            let lost = is_lost.then_some(
-                "lockrun's guardian process did not run in time: it was stopped or hung, or the machine was suspended",
-            );
+            let loss = if finished.why == Some(StopReason::Lost) { Loss::Unreported(GUARDIAN_LATE) } else { Loss::None };
             store.expect_late_requests();
-            run.finish(&mut *store, finished, run.release_after(finished, granted_at(milestones)), lost);
+            run.finish(&mut *store, finished, run.release_after(finished, granted_at(milestones)), loss);
             Outcome::of(finished)
         }
         GuardianEnd::Unreleased(finished, milestones) => {

@@ -40,6 +40,11 @@ impl Release {
     pub fn at_once(ending: Ending) -> Self {
         Release::Run { ending, succeeded: false, retain: Retain::Not }
     }
+
+    /// Returns whether the lock is to stay held after the run (`--keep`).
+    pub fn keeps(self) -> bool {
+        matches!(self, Release::Run { retain: Retain::Kept(_), .. })
+    }
 }
 
 impl LockState {

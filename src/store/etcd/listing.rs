@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::http::Response;
 use super::keys::{Names, all_states, decoded, range_end};
 use super::operation::transacted;
-use super::snapshot::{OwnRow, Scope, Snapshot};
+use super::snapshot::{LeaseEnds, OwnRow, Scope, Snapshot};
 use crate::lock::key::Key;
 use crate::lock::state::LockState;
 use crate::store::engine::View;
@@ -91,7 +91,7 @@ impl EtcdStore {
     pub(super) fn looks_prunable_now(&mut self, key: &Key, unused_for: Duration) -> Result<bool, Failure> {
         let found = self.look(key)?;
         let now_ms = self.client.now_ms()?;
-        Ok(is_prunable(&found.state(None, now_ms), unused_for, &found.view(now_ms)))
+        Ok(is_prunable(&found.state(None, now_ms, LeaseEnds::Expected), unused_for, &found.view(now_ms)))
     }
 
     /// Reads a lock with all its waiters.
@@ -115,7 +115,7 @@ impl EtcdStore {
             }
         }
         let now_ms = self.client.now_ms()?;
-        let state = found.state(None, now_ms);
+        let state = found.state(None, now_ms, LeaseEnds::Expected);
         // A cancelled request alone does not make it a lock that has been held.
         if (LockState { cancelled: Vec::new(), ..state.clone() }) == LockState::default() {
             return Ok(None);

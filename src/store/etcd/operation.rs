@@ -11,7 +11,7 @@ use super::failure::{Failure, ServerError};
 use super::http::Response;
 use super::keys::Names;
 use super::pauses::Pauses;
-use super::snapshot::{Attached, FIRST_WAITERS, MANY_WAITERS, OwnRow, Scope, Snapshot};
+use super::snapshot::{Attached, FIRST_WAITERS, LeaseEnds, MANY_WAITERS, OwnRow, Scope, Snapshot};
 use crate::lock::state::{LockState, look_again};
 use crate::lock::token::Token;
 use crate::store::Claim;
@@ -79,7 +79,9 @@ impl Transactions for EtcdStore {
         }
         attempt.now_ms = self.client.now_ms()?;
         let view = View { may_be_done: self.client.may_be_done, ..found.view(attempt.now_ms) };
-        Ok((found.state(asking, attempt.now_ms), view))
+        // Only an operation that nobody asks for under a token may revoke leases.
+        let ends = if asking.is_none() { LeaseEnds::Latest } else { LeaseEnds::Expected };
+        Ok((found.state(asking, attempt.now_ms, ends), view))
     }
 
     fn commit(

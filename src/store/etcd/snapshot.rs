@@ -99,6 +99,16 @@ impl RevokedEnd {
     }
 }
 
+/// Which end a lease has in a state whose lease key exists and is not revoked. When it really ends only etcd knows: a
+/// keep-alive renews it without a change of the record, which another member's clock has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaseEnds {
+    /// The one in the record: when to look whether it has ended.
+    Expected,
+    /// The latest that is possible, one length from now: a revocation must not end a lease before its holder does.
+    Latest,
+}
+
 /// What the lease key of a holder says to which the lock was handed in the queue: all that it must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HandedOver {
@@ -250,7 +260,7 @@ impl Snapshot {
     /// than two lengths is a clock's mistake.
     ///
     /// A waiter has its place while its row exists. When that ends is not known: each keep-alive renews it.
-    pub(super) fn state(&self, asking: Option<&Token>, now_ms: u64) -> LockState {
+    pub(super) fn state(&self, asking: Option<&Token>, now_ms: u64, ends: LeaseEnds) -> LockState {
         let mut state = self.stored.clone();
         let soon = now_ms.saturating_add(LOOK_AGAIN_MS);
         for holder in &mut state.holders {
@@ -259,9 +269,14 @@ impl Snapshot {
                 let longest = now_ms.saturating_add(*ttl_ms);
                 if let Some(lease_key) = lease_key {
                     let ended = self.end_of(lease_key).map(|end_ms| end_ms.min(longest));
-                    // The record only says when to look for it. A lease that was handed over has no end there.
-                    let expected = (*ends_ms).max(holder.since_ms.saturating_add(*ttl_ms));
-                    *ends_ms = ended.unwrap_or(expected.min(longest).max(soon));
+                    let end = match ends {
+                        LeaseEnds::Latest => longest,
+                        // A lease that was handed over has no end in the record.
+                        LeaseEnds::Expected => {
+                            (*ends_ms).max(holder.since_ms.saturating_add(*ttl_ms)).min(longest).max(soon)
+                        }
+                    };
+                    *ends_ms = ended.unwrap_or(end);
                 } else if *ends_ms > longest.saturating_add(*ttl_ms) {
                     *ends_ms = 0;
                 }

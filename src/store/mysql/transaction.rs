@@ -76,6 +76,12 @@ pub(super) fn transaction(answer_by: Moment) -> Batch {
     batch
 }
 
+/// Returns whether a server takes no writes, by its variable `read_only`. It lets its administrators write all the same,
+/// but what they write is not replicated, and may be lost.
+pub(super) fn is_read_only(variable: Option<&str>) -> bool {
+    !matches!(variable, Some("0" | "OFF"))
+}
+
 impl Transactions for MysqlStore {
     type Snapshot = Snapshot;
     type Attempt<'a> = Attempt<'a>;
@@ -197,9 +203,7 @@ impl MysqlStore {
         let [Some(now_ms), read_only, version, Some(last_place)] = answers[facts_at].row()? else {
             return Err(Failure::INCOMPLETE);
         };
-        if !["0", "OFF"].contains(&read_only.as_deref().unwrap_or_default()) {
-            // The server lets its administrators write all the same, but what they write is not replicated, and may be
-            // lost.
+        if is_read_only(read_only.as_deref()) {
             return Err(Failure::read_only());
         }
         check_version(version.as_deref())?;

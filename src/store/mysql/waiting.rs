@@ -8,7 +8,7 @@ use super::MysqlStore;
 use super::connection::{Batch, MAY_BE_IDLE};
 use super::failure::Failure;
 use super::schema::bytes;
-use super::transaction::{NOW, transaction};
+use super::transaction::{NOW, is_read_only, transaction};
 use crate::lock::state::{ASKS_PER_PLACE, Ahead, LockState, millis};
 use crate::store::engine::{View, Wait, read_state};
 use crate::store::{Claim, Held, RetryClass, Wakeup};
@@ -71,7 +71,7 @@ impl MysqlStore {
             "SELECT now.ms, (SELECT COUNT(*) {ahead} AND it.ends_ms > now.ms), (SELECT MIN(it.ends_ms) {ahead}), \
              (SELECT COUNT(*) {ahead} AND it.ends_ms > now.ms AND it.ends_ms < now.ms + {asks_ms}), \
              (SELECT MAX(it.ends_ms) {ahead} AND it.ends_ms < now.ms + {asks_ms}), \
-             (SELECT state FROM {locks} WHERE k = {key}) FROM (SELECT {NOW} AS ms) AS now"
+             @@GLOBAL.read_only, (SELECT state FROM {locks} WHERE k = {key}) FROM (SELECT {NOW} AS ms) AS now"
         ));
         batch.add(MAY_BE_IDLE);
         batch.add("COMMIT");
@@ -83,12 +83,13 @@ impl MysqlStore {
             Err(failure) if may_be_overcome(&failure) => return Ok(None),
             Err(failure) => return Err(failure),
         };
-        let [Some(now_ms), Some(count), first_end_ms, Some(ending), last_end_ms, Some(record)] =
+        let [Some(now_ms), Some(count), first_end_ms, Some(ending), last_end_ms, read_only, Some(record)] =
             answers[read_at].row()?
         else {
             return Ok(None);
         };
-        if answers[renewed_at].affected != 1 {
+        // The operation that follows leaves a server that takes writes only from its administrators.
+        if answers[renewed_at].affected != 1 || is_read_only(read_only.as_deref()) {
             return Ok(None);
         }
         let number_in = |text: &String| text.parse::<u64>().map_err(|_| Failure::INCOMPLETE);

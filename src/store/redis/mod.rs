@@ -87,7 +87,7 @@ pub struct RedisStore {
     contact: ScriptCache,
     /// Whether a request for the lock went unanswered: it may still be on its way, whatever was answered since.
     in_flight: bool,
-    /// Whether the last script was sent again, because the connection closed on which its first copy was sent.
+    /// Whether the last script was sent again, although its first copy may have been carried out.
     has_resent: bool,
     /// What a request for the lock does if the server is full.
     when_full: WhenFull,
@@ -264,10 +264,15 @@ impl Store for RedisStore {
         let mut script = self.script(&RELEASE, key, token);
         let script =
             script.arg(ending).arg(in_flight).arg(mode).arg(span).arg(u8::from(succeeded)).arg(&request).take();
+        self.has_resent = false;
         // Nothing else would release a lock that never expires.
         let answered = self.run_until_answered(&script, self.timeout);
         let reply = answered.map_err(|failure| failure.explain(&self.server))?;
-        reply::read_release(&reply).map_err(|failure| failure.explain(&self.server))
+        let released = reply::read_release(&reply).map_err(|failure| failure.explain(&self.server))?;
+        // An earlier copy of the request may have released it.
+        let may_be_done = self.has_resent && how != Release::ByHand && !how.keeps();
+        let is_done = may_be_done && matches!(released, Released::NotMine(_));
+        Ok(if is_done { Released::Free } else { released })
     }
 
     /// If this fails, the lease expires. The token must not be used again, unless it is the user's own: a late request

@@ -154,6 +154,7 @@ impl RedisStore {
             if !failure.is_transient() || Moment::now() + pause >= until {
                 return Err(failure);
             }
+            self.has_resent |= failure.leaves_outcome_open();
             thread::sleep(pause);
         }
     }

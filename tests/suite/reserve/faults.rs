@@ -64,13 +64,13 @@ on_every_lease_store!(a_lost_lease_uses_no_value, |store| {
     assert_eq!(next(&call), "1");
 });
 
-// "A value that succeeded never comes up again": also if its lease was lost unnoticed.
+// "A value that succeeded never comes up again": also if its lease was lost, which only the release shows.
 on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     let server = store.server();
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     let run = Reserver::begin(&call);
     server.expire("seq");
-    run.end(0);
+    run.end_with_message(0).said("is lost, and the command was not stopped");
     assert_eq!(next(&call), "2");
 });
 

@@ -159,7 +159,7 @@ on_every_lease_store!(a_lost_lease_is_logged, |store| {
         let lost = events.one("lost");
         assert_eq!(lost["stops_command"], stops);
         assert!(lost["why"].as_str().expect("why").contains("no longer holds it"), "{lost}");
-        let ended: &[&str] = if stops { &["killed", "finished"] } else { &["finished", "released"] };
+        let ended: &[&str] = if stops { &["killed", "finished"] } else { &["finished"] };
         assert_eq!(events.names()[3..], *ended);
     }
     let events = Events::new();

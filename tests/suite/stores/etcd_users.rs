@@ -124,6 +124,7 @@ fn a_stranger_keeps_the_lease_of_a_dead_run_alive() {
     };
     stays_true_for(Duration::from_secs(15), "it is held", || !runs());
     let broken = Lockrun::bare().args(["break", "k", "--store", &url(&etcd, "jobs:secret@", "")]).run().exited(0);
-    broken.said("it will be free when its command has been stopped, within ");
+    // Whatever the record says: a keep-alive may just have renewed the lease of a run that lives.
+    broken.said("it will be free when its command has been stopped, within 13s");
     eventually(LONG, "it is free", runs);
 }

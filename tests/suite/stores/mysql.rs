@@ -331,23 +331,26 @@ fn too_many_connections_before_the_greeting() {
     }
 }
 
-// "Read-only servers": a waiter whose server becomes a replica joins the queue at the new primary.
+// "Read-only servers": a waiter whose server becomes a replica joins the queue at the new primary, also if it may write
+// there all the same.
 #[test]
 fn a_waiter_leaves_a_primary_that_becomes_a_replica() {
-    let (old, new) = (Mariadb::start(), Mariadb::start());
-    for mariadb in [&old, &new] {
-        mariadb.ask("CREATE USER app");
-        mariadb.ask("GRANT ALL ON locks.* TO app");
+    for user in ["app", "root"] {
+        let (old, new) = (Mariadb::start(), Mariadb::start());
+        for mariadb in [&old, &new] {
+            mariadb.ask("CREATE USER app");
+            mariadb.ask("GRANT ALL ON locks.* TO app");
+        }
+        let holder = Lockrun::bare().args(["acquire", "--store", &old.url_as("app", "tls=disabled"), "--key", "own"]);
+        holder.args(["--ttl", "1h"]).run().exited(0);
+        let url = format!("mysql://{user}@127.0.0.1:{},127.0.0.1:{}/locks?tls=disabled", old.port(), new.port());
+        let mut waiter =
+            at(&url).args(["--wait", "-v", "--ttl", "6s", "--store-retry", "1m"]).command(["echo", "ran"]).spawn();
+        waiter.wait_for_stderr("waiting");
+        old.ask("SET GLOBAL read_only = 1");
+        eventually(LONG, "the run has ended", || waiter.has_ended());
+        waiter.wait().exited(0).printed("ran\n");
     }
-    let holder = Lockrun::bare().args(["acquire", "--store", &old.url_as("app", "tls=disabled"), "--key", "own"]);
-    holder.args(["--ttl", "1h"]).run().exited(0);
-    let url = format!("mysql://app@127.0.0.1:{},127.0.0.1:{}/locks?tls=disabled", old.port(), new.port());
-    let mut waiter =
-        at(&url).args(["--wait", "-v", "--ttl", "6s", "--store-retry", "1m"]).command(["echo", "ran"]).spawn();
-    waiter.wait_for_stderr("waiting");
-    old.ask("SET GLOBAL read_only = 1");
-    eventually(LONG, "the run has ended", || waiter.has_ended());
-    waiter.wait().exited(0).printed("ran\n");
 }
 
 // "Whatever the settings of the session are."

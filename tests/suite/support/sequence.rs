@@ -65,13 +65,19 @@ impl Reserver {
         Self { run, directory, value }
     }
 
-    /// Ends the command with this status.
+    /// Ends the command with this status. Its run has nothing to say.
     #[track_caller]
     pub(crate) fn end(self, status: i32) -> Output {
+        self.end_with_message(status).silent()
+    }
+
+    /// Ends the command with this status.
+    #[track_caller]
+    pub(crate) fn end_with_message(self, status: i32) -> Output {
         let new = self.directory.path().join("new");
         fs::write(&new, status.to_string()).expect("a file");
         fs::rename(new, self.directory.path().join("end")).expect("a new name");
-        self.run.wait().exited(status).silent()
+        self.run.wait().exited(status)
     }
 
     pub(crate) fn run(&mut self) -> &mut Running {
