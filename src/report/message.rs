@@ -42,7 +42,7 @@ impl Event<'_> {
             Event::Started { program } => format!("{program} started"),
             Event::Lost { why, stops: true } => format!("lock \"{key}\" is lost, and the command is stopped: {why}"),
             Event::Lost { why, stops: false } => {
-                format!("lock \"{key}\" is lost, and the command was not stopped: {why}")
+                format!("lock \"{key}\" is lost, and the command runs on without it: {why}")
             }
             Event::Killed(reason) => format!("lock \"{key}\": {}", reason.message()),
             Event::Finished(Some(Ending::Exited(status))) => format!("the command finished with status {status}"),

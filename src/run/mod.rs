@@ -167,8 +167,8 @@ impl<'a> Run<'a> {
         }
         let (mut store, lease) = store.take_back();
         let was_reported = renewer.is_some() && lease.is_none();
-        let lost = lease.and_then(|lease| self.unreported_loss(&lease, finished, ended_at));
-        let loss = match &lost {
+        let unreported = lease.and_then(|lease| self.unreported_loss(&lease, finished, ended_at));
+        let loss = match &unreported {
             Some(why) => Loss::Unreported(why),
             None if was_reported => Loss::Reported,
             None => Loss::None,

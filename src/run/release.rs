@@ -33,30 +33,33 @@ impl Run<'_> {
     }
 
     /// Releases the lock, and reports how COMMAND ended, and before that the loss of the lease if nothing has reported
-    /// it yet. A loss that is not known before, because COMMAND ended before the next renewal, the store's answer shows.
+    /// it yet. The store's answer shows a loss that is not known before, because COMMAND ended before the next renewal.
     pub(super) fn finish(&self, store: &mut dyn Store, finished: Finished, how: Release, loss: Loss<'_>) {
         let is_lost = finished.why == Some(StopReason::Lost);
-        let lost = if let Loss::Unreported(why) = loss { Some(why) } else { None };
-        let events = self.end_events(finished, lost);
+        let unreported = if let Loss::Unreported(why) = loss { Some(why) } else { None };
+        let events = self.end_events(finished, unreported);
         events.clone().for_each(|event| self.reporter.log(&event));
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
         let released = (!finished.stuck).then(|| store.release(&self.claim.key, &self.claim.token, how));
         events.for_each(|event| self.reporter.print(&event));
+        let is_gone =
+            matches!(released, Some(Ok(Released::NotMine(_)))) && !how.keeps() && self.plan.store.has_leases();
         if finished.stuck {
             let why = "some of the command's processes cannot be killed; the lock is not released";
             self.reporter.report(Event::Failed { why });
+        } else if is_gone && matches!(loss, Loss::None) {
+            let why = format!(
+                "the lock \"{}\" was no longer this run's when it was released: its lease had ended, or it was deleted or \
+                 broken; another run may have held it beside the command",
+                self.key()
+            );
+            self.reporter.report(Event::Failed { why: &why });
+        } else if is_gone {
+            // Its loss was reported.
         } else if let Some(released) = released.filter(|it| !is_lost || matches!(it, Ok(Released::Retained))) {
             // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock
             // any more.
-            match released {
-                Ok(Released::NotMine(_)) if !how.keeps() && self.plan.store.has_leases() => {
-                    if let Loss::None = loss {
-                        let why = "its lease had ended, or was revoked, before the command ended";
-                        self.reporter.report(Event::Lost { why, stops: false });
-                    }
-                }
-                released => self.report_released(how, released),
-            }
+            self.report_released(how, released);
         }
     }
 

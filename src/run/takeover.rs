@@ -38,7 +38,8 @@ pub(super) fn complete(end: GuardianEnd, plan: &Plan, claim: Claim, mut store: B
         }
         GuardianEnd::TakenOver(finished, milestones) => {
             let run = Run::resumed(plan, claim, milestones);
-            let loss = if finished.why == Some(StopReason::Lost) { Loss::Unreported(GUARDIAN_LATE) } else { Loss::None };
+            let loss =
+                if finished.why == Some(StopReason::Lost) { Loss::Unreported(GUARDIAN_LATE) } else { Loss::None };
             store.expect_late_requests();
             run.finish(&mut *store, finished, run.release_after(finished, granted_at(milestones)), loss);
             Outcome::of(finished)

@@ -120,9 +120,12 @@ impl LockState {
         if succeeded {
             self.use_value(&holder);
         }
-        // A revoked lock is not retained, even if its command ended before it learned of the revocation.
-        if !is_in_force || holder.revoked_by.is_some() {
+        if !is_in_force {
             return Released::NotMine(None);
+        }
+        // A revoked lock is not retained, even if its command ended before it learned of the revocation.
+        if holder.revoked_by.is_some() {
+            return if matches!(retain, Retain::Kept(_)) { Released::NotMine(None) } else { Released::Free };
         }
         let Some(lease) = lease_after(&holder, retain, now) else { return Released::Free };
         self.epoch = view.epoch();

@@ -87,4 +87,6 @@ end
 if DOUBT then
   post(TOKEN, CANCELLED, CANCELLED_TTL)
 end
-return finish(1, ends and 1 or holds and 0 or -1)
+-- A revoked lock was held until now, but cannot be kept.
+local is_free = holds or is_held and HOW ~= 'keep'
+return finish(1, ends and 1 or is_free and 0 or -1)

@@ -70,7 +70,7 @@ on_every_lease_store!(a_value_that_was_used_under_a_lost_lease, |store| {
     let call = reserve(store, "1").args(["--ttl", "1h"]);
     let run = Reserver::begin(&call);
     server.expire("seq");
-    run.end_with_message(0).said("is lost, and the command was not stopped");
+    run.end_with_message(0).said("was no longer this run's when it was released");
     assert_eq!(next(&call), "2");
 });
 
