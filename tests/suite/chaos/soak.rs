@@ -47,7 +47,8 @@ on_every_store!(held_and_used, |store| {
 /// Returns how the figures of all processes have changed.
 fn soak(store: &Store, time: Duration) -> Vec<Curve> {
     let directory = TempDir::new().expect("a temporary directory");
-    let call = Lockrun::new(store).key(KEY).args(["--ttl", "6s", "--renew-every", "500ms"]);
+    // Renewed often, but not lost because a busy store does not answer for seconds.
+    let call = Lockrun::new(store).key(KEY).args(["--ttl", "30s", "--renew-every", "500ms"]);
     let mut holder = call.clone().sh("echo ready; exec sleep 86400").spawn();
     holder.wait_for_line("ready");
     let mut waiters: Vec<Running> = (0..WAITERS).map(|_| call.clone().args(["--wait", "-v"]).sh(":").spawn()).collect();
