@@ -103,7 +103,7 @@ impl Run<'_> {
             Some(StopReason::Lost) => Some(Reason::Lost),
             Some(StopReason::TimedOut) => Some(Reason::TimedOut {
                 limit: self.plan.max_runtime.unwrap_or_default(),
-                // Without `--kill-after` there was no TERM.
+                // With `--kill-after 0` there was no TERM.
                 was_killed: finished.command == Some(Ending::Signaled(libc::SIGKILL))
                     && !self.plan.terms.kill_after.is_zero(),
             }),

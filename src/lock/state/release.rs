@@ -123,7 +123,8 @@ impl LockState {
         if !is_in_force {
             return Released::NotMine(None);
         }
-        // A revoked lock is not retained, even if its command ended before it learned of the revocation.
+        // A revoked lock was held until now, but is not retained, even if its command ended before it learned of the
+        // revocation.
         if holder.revoked_by.is_some() {
             return if matches!(retain, Retain::Kept(_)) { Released::NotMine(None) } else { Released::Free };
         }

@@ -21,8 +21,8 @@ local TOKEN, ENDING, DOUBT, HOW, SPAN = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4
 local SUCCEEDED, REQUEST = ARGV[6] == '1', ARGV[7]
 
 local info, before = info_of(TOKEN), next_end()
-local is_in_force = is_in_force(TOKEN)
-local is_held = is_in_force and info.fence
+local was_in_force = is_in_force(TOKEN)
+local is_held = was_in_force and info.fence
 
 -- Hands off what is free, and returns the reply.
 local function finish(...)
@@ -89,5 +89,5 @@ if DOUBT then
   post(TOKEN, CANCELLED, CANCELLED_TTL)
 end
 -- A lock that was revoked, or whose particulars are lost, was held until now, but cannot be kept.
-local is_free = holds or is_in_force and HOW ~= 'keep'
+local is_free = holds or was_in_force and HOW ~= 'keep'
 return finish(1, ends and 1 or is_free and 0 or -1)
