@@ -42,7 +42,7 @@ use crate::supervise::terminal;
 use crate::supervise::tree::Tree;
 use crate::sys::children;
 use crate::sys::clock::{Alarm, Moment};
-use crate::sys::priority;
+use crate::sys::priority::{self, Scheduling};
 use crate::sys::signals::{self, Missed, Signals};
 use crate::sys::wait::{readable, time_until};
 
@@ -77,6 +77,8 @@ pub struct Parent {
     inherited: InheritedChildren,
     access: ProcAccess,
     state: GuardianState,
+    /// The scheduling that lockrun had before it raised its priority.
+    unraised: Option<Scheduling>,
 }
 
 /// How the guardian ended.
@@ -131,6 +133,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         inherited,
         access,
         state: GuardianState::new(),
+        unraised: None,
     }))
 }
 
@@ -160,10 +163,13 @@ impl Parent {
             for message in self.receiver.messages() {
                 self.state.note(message);
                 match message {
-                    GuardianMessage::Started { .. } => priority::raise(),
+                    GuardianMessage::Started { .. } => self.unraised = Some(priority::raise()),
                     GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
                     // The guardian has nothing left to do, so killing it now does no harm.
-                    GuardianMessage::Over(ending) => return Ok(GuardianEnd::Completed(ending)),
+                    GuardianMessage::Over(ending) => {
+                        self.lower_priority();
+                        return Ok(GuardianEnd::Completed(ending));
+                    }
                     _ => {}
                 }
             }
@@ -176,7 +182,10 @@ impl Parent {
                         let by_filter = children::was_killed_by_filter(self.guardian.pid());
                         Ok(GuardianEnd::NotStarted { milestones, by_filter })
                     }
-                    Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
+                    Stage::Finished(finished) => {
+                        self.lower_priority();
+                        Ok(GuardianEnd::Unreleased(finished, milestones))
+                    }
                     Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => self.take_over(signals),
                 };
             }
@@ -205,6 +214,13 @@ impl Parent {
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Gives up the raised priority, when COMMAND has ended and only the guardian is left to be reaped. If the reader of
+    /// one of its files in /proc was preempted, the kernel reaps it in a busy loop until the reader has run. With
+    /// real-time priority, Linux 6.18 was seen to keep a processor from the reader, and from all others, for a second.
+    fn lower_priority(&self) {
+        self.unraised.into_iter().for_each(priority::set);
     }
 
     /// Returns whether a guardian that is stopped is to be continued, to handle a fatal signal that was relayed to it

@@ -6,7 +6,7 @@ use nix::libc;
 
 use crate::support::processes::children;
 use crate::support::store::on_every_lease_store;
-use crate::support::{LONG, Lockrun, eventually};
+use crate::support::{LONG, Lockrun, eventually, memory};
 
 /// Fields of /proc/PID/stat, by their numbers in proc(5).
 const NICE: usize = 19;
@@ -40,6 +40,24 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     let command = children(guardian)[0];
     assert_eq!(scheduling(command, [NICE, POLICY]), [5, libc::SCHED_OTHER]);
     run.kill_everything();
+});
+
+// A real-time process that reaps another one may keep a processor from the reader of its files in /proc, for which the
+// kernel waits: lockrun gives its priority up when nothing is left to be killed.
+on_every_lease_store!(lockrun_reaps_its_guardian_without_priority, |store| {
+    let traces = memory::directory();
+    let trace = traces.path().join("trace");
+    let strace = "exec strace -f -qqq -o \"$TRACE\" -e trace=sched_setscheduler,wait4 \"$@\"";
+    let call = Lockrun::new(store).key("reaped").sh("exit 3").env("TRACE", &trace);
+    call.in_shell(strace).alone().exited(3);
+    let trace = std::fs::read_to_string(trace).expect("strace(1) has written");
+    // lockrun ends last.
+    let last = trace.lines().last().expect("it has made calls");
+    assert!(last.contains("wait4("), "it reaps its guardian:\n{trace}");
+    let who = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    let calls = trace.lines().filter(|line| who(line) == who(last) && line.contains("sched_setscheduler("));
+    let set: Vec<bool> = calls.map(|call| call.contains("SCHED_RR")).collect();
+    assert_eq!(set, [true, false], "it gives up the priority that it has asked for:\n{trace}");
 });
 
 // The same under chrt(1), or `CPUSchedulingPolicy=` of systemd: lockrun and its guardian are not behind their command.
