@@ -51,7 +51,7 @@ impl World {
         };
         if let Some(postgres) = &world.postgres {
             postgres.ask("CREATE ROLE reports LOGIN");
-            postgres.ask("CREATE DATABASE jobs OWNER reports TEMPLATE template0");
+            postgres.create_database("jobs OWNER reports");
         }
         if let Some(mariadb) = &world.mariadb {
             mariadb.ask("CREATE USER reports");

@@ -72,7 +72,7 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
     const WORDS: &str = "ł€ 日本 😀";
     for (encoding, has_all) in [("LATIN1", false), ("SQL_ASCII", true)] {
         let database = encoding.to_lowercase();
-        postgres.ask(&format!("CREATE DATABASE {database} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"));
+        postgres.create_database(&format!("{database} ENCODING '{encoding}' LOCALE 'C'"));
         let url = store.url().replacen("/postgres?", &format!("/{database}?"), 1);
         let acquires = Lockrun::bare().args(["acquire", "--store", &url, "--ttl", "2s", "--store-timeout", "1900ms"]);
         acquires.key("clé").run().exited(0);
@@ -99,7 +99,7 @@ on_postgres!(a_database_with_another_encoding, |store, postgres| {
 // "One lock a key": two keys for which a database's encoding has the same bytes do not share a row. One of them cannot
 // be used there.
 on_postgres!(keys_with_the_same_bytes, |store, postgres| {
-    postgres.ask("CREATE DATABASE japan ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0");
+    postgres.create_database("japan ENCODING 'EUC_JP' LOCALE 'C'");
     let url = store.url().replacen("/postgres?", "/japan?", 1);
     let call = |key: &str, words: &[&str]| Lockrun::bare().args(words).args(["--store", &url, "--key", key]).run();
     let by_hand = ["acquire", "--token", "t", "--ttl", "10m"];

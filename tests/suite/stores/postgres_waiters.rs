@@ -265,7 +265,7 @@ on_postgres!(a_session_that_loses_what_it_has_prepared, |store, postgres| {
 // "Every role of the database can send" a notification, in a database without an encoding also one that is no text.
 // That ends no wait.
 on_postgres!(notifications_that_are_no_text, |store, postgres| {
-    postgres.ask("CREATE DATABASE raw ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
+    postgres.create_database("raw ENCODING 'SQL_ASCII' LOCALE 'C'");
     let url = store.url().replacen("/postgres?", "/raw?", 1);
     let mut holder = waiting_for_its_end(&Lockrun::at(&url).key("k"));
     let mut waiter = Lockrun::at(&url).key("k").arg("--wait").command(["echo", "ran"]).spawn();

@@ -1,6 +1,8 @@
 //! Finding and killing the processes of a run, including orphans and those in other sessions.
 
+use std::ffi::CStr;
 use std::fs::{self, File};
+use std::io::Read;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,9 +62,13 @@ impl First {
 /// Returns the living processes (no zombies) with this mark. With `first`, older processes are skipped: listing all
 /// processes again and again, and reading their environments, would cost more than the tested program.
 pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
-    let wanted = format!("\0{MARK}={mark}\0");
+    let wanted = format!("{MARK}={mark}");
     let mut pids = first.and_then(First::and_newer).unwrap_or_else(all);
-    pids.retain(|pid| environment(*pid).contains(&wanted) && is_alive(*pid) && is_process(*pid));
+    let mut buffer = Vec::new();
+    pids.retain(|pid| {
+        read_into(&mut buffer, *pid, "environ");
+        is_among(wanted.as_bytes(), &buffer) && is_alive(*pid) && is_process(*pid)
+    });
     pids
 }
 
@@ -77,10 +83,33 @@ fn is_process(id: i32) -> bool {
     status(id, "Tgid").is_some_and(|process| process == id.to_string())
 }
 
-/// Returns the environment of a process, with a zero byte before and behind each variable. If the process is gone, there
-/// are none.
-fn environment(pid: i32) -> String {
-    format!("\0{}", String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()))
+/// Reads this file of a process in /proc; nothing if the process is gone. In as few calls as possible: the tests read
+/// so many of these files that `fs::read`, which makes three calls for a short one, took a tenth of their processor time.
+fn read_into(buffer: &mut Vec<u8>, pid: i32, name: &str) {
+    const MORE: usize = 16384;
+    let mut length = 0;
+    if let Ok(mut file) = File::open(format!("/proc/{pid}/{name}")) {
+        loop {
+            buffer.resize(length + MORE, 0);
+            let count = file.read(&mut buffer[length..]).unwrap_or(0);
+            length += count;
+            if count < MORE {
+                break;
+            }
+        }
+    }
+    buffer.truncate(length);
+}
+
+/// Returns whether this variable is one of an `environment`, in which each ends with a zero byte.
+fn is_among(variable: &[u8], mut environment: &[u8]) -> bool {
+    while let Ok(one) = CStr::from_bytes_until_nul(environment) {
+        if one.to_bytes() == variable {
+            return true;
+        }
+        environment = &environment[one.count_bytes() + 1..];
+    }
+    false
 }
 
 /// Kills all processes with this mark, and waits until they are dead, for two seconds at most. Returns those that are
@@ -158,7 +187,8 @@ pub(crate) fn is_traced(pid: i32) -> bool {
 /// Returns a value from /proc/PID/status; `None` if the process is gone. Reading /proc/PID/stat or the environment of
 /// another process may take long: the kernel makes the reader wait for a process that is in execve(2).
 fn status(pid: i32, name: &str) -> Option<String> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let mut status = Vec::new();
+    read_into(&mut status, pid, "status");
     let status = String::from_utf8_lossy(&status);
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim().to_owned())

@@ -17,8 +17,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::garble::{Garbled, garbled};
 use super::lease_server::LeaseServer;
 
-/// How long a thread sleeps before it checks the mode again.
+/// How long a thread sleeps before it checks the mode again, or what it has to deliver.
 const TICK: Duration = Duration::from_millis(5);
+
+/// The same for a thread that has nothing to deliver: with dozens of connections, shorter sleeps cost more than the
+/// traffic.
+const LONG_TICK: Duration = Duration::from_millis(20);
 
 /// How much later than a request that was held back the end of the client's side reaches the server.
 const END_AFTER: Duration = Duration::from_millis(500);
@@ -285,7 +289,6 @@ impl Shared {
     }
 
     fn pump(&self, link: &Link, (mut from, mut to): (&TcpStream, &TcpStream), is_request: bool) {
-        from.set_read_timeout(Some(TICK)).expect("a time-out");
         let _ = to.set_nodelay(true);
         let mut buffer = [0; 16384];
         let mut on_its_way = VecDeque::new();
@@ -298,6 +301,8 @@ impl Shared {
                 reset(to);
                 return;
             }
+            let tick = if on_its_way.is_empty() { LONG_TICK } else { TICK };
+            from.set_read_timeout(Some(tick)).expect("a time-out");
             let count = match from.read(&mut buffer) {
                 Ok(count @ 1..) => count,
                 Err(error) if is_pause(&error) => continue,
@@ -390,7 +395,7 @@ impl Shared {
     fn hold_end(&self, link: &Link, is_of_client: bool) {
         // While traffic vanishes, it does not either.
         while (self.mode() == Mode::Swallow || link.is_held.load(Ordering::Relaxed)) && !self.is_over() {
-            thread::sleep(TICK);
+            thread::sleep(LONG_TICK);
         }
         // etcd drops a request, even one that it has read, when it hears of the client's end.
         if !is_of_client || !link.held_any.load(Ordering::Relaxed) {
@@ -398,7 +403,7 @@ impl Shared {
         }
         let until = Instant::now() + END_AFTER;
         while Instant::now() < until && !link.is_over.load(Ordering::Relaxed) && !self.is_over() {
-            thread::sleep(TICK);
+            thread::sleep(LONG_TICK);
         }
     }
 

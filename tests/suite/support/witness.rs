@@ -54,24 +54,24 @@ impl Life {
 /// Reads a record. Returns one life for each tag, in the order in which they began.
 pub(crate) fn lives(file: &Path) -> Vec<Life> {
     let record = fs::read_to_string(file).expect("there is a record");
-    let mut found: BTreeMap<String, (i64, i64, BTreeMap<String, i64>)> = BTreeMap::new();
+    // Without a copy of each word: there are thousands of lines.
+    let mut found: BTreeMap<&str, (i64, i64, BTreeMap<&str, i64>)> = BTreeMap::new();
     // A stamp that is being written has no end yet.
     let complete = record.rfind('\n').map_or("", |end| &record[..end]);
     for line in complete.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [tag, pid, time] = words[..] else {
-            panic!("a broken stamp: {line:?}");
-        };
+        let words = line.rsplit_once(' ').and_then(|(who, time)| Some((who.split_once(' ')?, time)));
+        let Some(((tag, pid), time)) = words else { panic!("a broken stamp: {line:?}") };
         let time: i64 = time.parse().expect("a time");
-        let life = found.entry(tag.to_owned()).or_insert((time, time, BTreeMap::new()));
+        let life = found.entry(tag).or_insert((time, time, BTreeMap::new()));
         life.0 = life.0.min(time);
         life.1 = life.1.max(time);
-        let end = life.2.entry(pid.to_owned()).or_insert(time);
+        let end = life.2.entry(pid).or_insert(time);
         *end = time.max(*end);
     }
-    let life = |(tag, (first, last, ends)): (_, (_, _, BTreeMap<_, _>))| {
+    let life = |(tag, (first, last, ends)): (&str, (i64, i64, BTreeMap<&str, i64>))| {
         let processes = ends.len();
-        Life { tag, first, last, processes, ends }
+        let ends = ends.into_iter().map(|(pid, last)| (pid.to_owned(), last)).collect();
+        Life { tag: tag.to_owned(), first, last, processes, ends }
     };
     let mut lives: Vec<Life> = found.into_iter().map(life).collect();
     lives.sort_by_key(|life| life.first);

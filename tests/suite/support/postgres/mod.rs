@@ -41,9 +41,11 @@ pub(crate) fn path_of_psql() -> String {
 
 /// The settings of every server. Without fsync its data survives a kill of its processes, though not a crash of the
 /// machine, which no test causes.
-const SETTINGS: [&str; 10] = [
+const SETTINGS: [&str; 11] = [
     "listen_addresses=127.0.0.1",
     "max_connections=500",
+    // Otherwise much of a server's start is for locks that no test takes.
+    "max_pred_locks_per_transaction=10",
     "shared_buffers=8MB",
     "fsync=off",
     "max_wal_size=32MB",
@@ -94,6 +96,13 @@ impl Postgres {
             }
         }
         panic!("postgres does not start");
+    }
+
+    /// Creates a database by these words of the statement that differ.
+    #[track_caller]
+    pub(crate) fn create_database(&self, words: &str) {
+        template::add_template0(&self.data());
+        self.ask(&format!("CREATE DATABASE {words} TEMPLATE template0"));
     }
 
     /// Starts a server that requires a password for connections over the network, and has this user.
