@@ -18,7 +18,7 @@ pub struct Scheduling {
 ///
 /// For threads that sleep nearly all the time, but whose delay could let a lease expire while its command still runs:
 /// where all processors are busy, a thread that wakes up may wait for one for seconds. Children and threads created
-/// later inherit the priority. Returns what the thread had before.
+/// later inherit the priority. Returns the scheduling from before, for [`set`].
 pub fn raise() -> Scheduling {
     let before = present();
     // Only root may clear this flag, with which children do not inherit the priority.

@@ -77,8 +77,8 @@ pub struct Parent {
     inherited: InheritedChildren,
     access: ProcAccess,
     state: GuardianState,
-    /// The scheduling that lockrun had before it raised its priority.
-    unraised: Option<Scheduling>,
+    /// The scheduling that lockrun had before it raised its priority; `None` until it has.
+    before_raise: Option<Scheduling>,
 }
 
 /// How the guardian ended.
@@ -133,7 +133,7 @@ pub fn fork() -> nix::Result<ForkSide> {
         inherited,
         access,
         state: GuardianState::new(),
-        unraised: None,
+        before_raise: None,
     }))
 }
 
@@ -163,11 +163,11 @@ impl Parent {
             for message in self.receiver.messages() {
                 self.state.note(message);
                 match message {
-                    GuardianMessage::Started { .. } => self.unraised = Some(priority::raise()),
+                    GuardianMessage::Started { .. } => self.before_raise = Some(priority::raise()),
                     GuardianMessage::AwaitingDescendants { ended_at, .. } => job.awaits_descendants(ended_at),
                     // The guardian has nothing left to do, so killing it now does no harm.
                     GuardianMessage::Over(ending) => {
-                        self.lower_priority();
+                        self.restore_priority();
                         return Ok(GuardianEnd::Completed(ending));
                     }
                     _ => {}
@@ -182,10 +182,7 @@ impl Parent {
                         let by_filter = children::was_killed_by_filter(self.guardian.pid());
                         Ok(GuardianEnd::NotStarted { milestones, by_filter })
                     }
-                    Stage::Finished(finished) => {
-                        self.lower_priority();
-                        Ok(GuardianEnd::Unreleased(finished, milestones))
-                    }
+                    Stage::Finished(finished) => Ok(GuardianEnd::Unreleased(finished, milestones)),
                     Stage::Granted | Stage::Running(_) | Stage::AwaitingDescendants { .. } => self.take_over(signals),
                 };
             }
@@ -216,11 +213,13 @@ impl Parent {
         }
     }
 
-    /// Gives up the raised priority, when COMMAND has ended and only the guardian is left to be reaped. If the reader of
-    /// one of its files in /proc was preempted, the kernel reaps it in a busy loop until the reader has run. With
-    /// real-time priority, Linux 6.18 was seen to keep a processor from the reader, and from all others, for a second.
-    fn lower_priority(&self) {
-        self.unraised.into_iter().for_each(priority::set);
+    /// Restores the scheduling from before [`priority::raise`], once nothing is left to be killed or released. The kernel
+    /// reaps a process in a busy loop while a preempted process still closes one of the files in /proc of the reaped
+    /// one. At real-time priority, on Linux 6.18, that loop kept a processor from all others for a second.
+    fn restore_priority(&self) {
+        if let Some(before) = self.before_raise {
+            priority::set(before);
+        }
     }
 
     /// Returns whether a guardian that is stopped is to be continued, to handle a fatal signal that was relayed to it

@@ -42,22 +42,28 @@ on_every_lease_store!(only_lockrun_runs_with_priority, |store| {
     run.kill_everything();
 });
 
-// A real-time process that reaps another one may keep a processor from the reader of its files in /proc, for which the
-// kernel waits: lockrun gives its priority up when nothing is left to be killed.
+// A real-time process that reaps another one may keep a processor from the reader of the reaped one's files in /proc,
+// for which the kernel waits: lockrun gives its priority up when nothing is left to be killed.
 on_every_lease_store!(lockrun_reaps_its_guardian_without_priority, |store| {
     let traces = memory::directory();
-    let trace = traces.path().join("trace");
-    let strace = "exec strace -f -qqq -o \"$TRACE\" -e trace=sched_setscheduler,wait4 \"$@\"";
-    let call = Lockrun::new(store).key("reaped").sh("exit 3").env("TRACE", &trace);
-    call.in_shell(strace).alone().exited(3);
-    let trace = std::fs::read_to_string(trace).expect("strace(1) has written");
-    // lockrun ends last.
-    let last = trace.lines().last().expect("it has made calls");
-    assert!(last.contains("wait4("), "it reaps its guardian:\n{trace}");
-    let who = |line: &str| line.split_whitespace().next().map(str::to_owned);
-    let calls = trace.lines().filter(|line| who(line) == who(last) && line.contains("sched_setscheduler("));
-    let set: Vec<bool> = calls.map(|call| call.contains("SCHED_RR")).collect();
-    assert_eq!(set, [true, false], "it gives up the priority that it has asked for:\n{trace}");
+    for (option, policy) in [("--other", "SCHED_OTHER"), ("--batch", "SCHED_BATCH")] {
+        let trace = traces.path().join(option);
+        let strace = format!(
+            "exec chrt {option} 0 strace -f -qqq -o \"$TRACE\" -e signal=none -e trace=sched_setscheduler,wait4 \"$@\""
+        );
+        let call = Lockrun::new(store).key("reaped").sh("exit 3").env("TRACE", &trace);
+        call.in_shell(&strace).alone().exited(3);
+        let trace = std::fs::read_to_string(trace).expect("strace(1) has written");
+        // lockrun ends last.
+        let last = trace.lines().last().expect("it has made calls");
+        assert!(last.contains("wait4("), "it reaps its guardian:\n{trace}");
+        let who = |line: &str| line.split_whitespace().next().map(str::to_owned);
+        let set: Vec<&str> =
+            trace.lines().filter(|line| who(line) == who(last) && line.contains("sched_setscheduler(")).collect();
+        let [raised, restored] = set[..] else { panic!("it sets its priority twice:\n{trace}") };
+        assert!(raised.contains("SCHED_RR, [1]"), "{raised}");
+        assert!(restored.contains(&format!("{policy}, [0]")), "{restored}");
+    }
 });
 
 // The same under chrt(1), or `CPUSchedulingPolicy=` of systemd: lockrun and its guardian are not behind their command.

@@ -64,11 +64,8 @@ impl First {
 pub(crate) fn marked(mark: &str, first: Option<First>) -> Vec<i32> {
     let wanted = format!("{MARK}={mark}");
     let mut pids = first.and_then(First::and_newer).unwrap_or_else(all);
-    let mut buffer = Vec::new();
-    pids.retain(|pid| {
-        read_into(&mut buffer, *pid, "environ");
-        is_among(wanted.as_bytes(), &buffer) && is_alive(*pid) && is_process(*pid)
-    });
+    let is_of_run = |pid: i32| is_among(wanted.as_bytes(), &read(pid, "environ"));
+    pids.retain(|pid| is_of_run(*pid) && is_alive(*pid) && is_process(*pid));
     pids
 }
 
@@ -83,25 +80,25 @@ fn is_process(id: i32) -> bool {
     status(id, "Tgid").is_some_and(|process| process == id.to_string())
 }
 
-/// Reads this file of a process in /proc; nothing if the process is gone. In as few calls as possible: the tests read
-/// so many of these files that `fs::read`, which makes three calls for a short one, took a tenth of their processor time.
-fn read_into(buffer: &mut Vec<u8>, pid: i32, name: &str) {
-    const MORE: usize = 16384;
-    let mut length = 0;
+/// Returns the content of the file `name` of a process in /proc: empty if the process is gone. In as few calls as
+/// possible: the tests read so many of these files that `fs::read`, which makes three calls for a short one, took a tenth
+/// of their processor time.
+fn read(pid: i32, name: &str) -> Vec<u8> {
+    let mut content = Vec::new();
+    let mut buffer = [0; 16384];
     if let Ok(mut file) = File::open(format!("/proc/{pid}/{name}")) {
         loop {
-            buffer.resize(length + MORE, 0);
-            let count = file.read(&mut buffer[length..]).unwrap_or(0);
-            length += count;
-            if count < MORE {
+            let count = file.read(&mut buffer).unwrap_or(0);
+            content.extend_from_slice(&buffer[..count]);
+            if count < buffer.len() {
                 break;
             }
         }
     }
-    buffer.truncate(length);
+    content
 }
 
-/// Returns whether this variable is one of an `environment`, in which each ends with a zero byte.
+/// Returns whether `environment`, in which each variable ends with a zero byte, contains this one.
 fn is_among(variable: &[u8], mut environment: &[u8]) -> bool {
     while let Ok(one) = CStr::from_bytes_until_nul(environment) {
         if one.to_bytes() == variable {
@@ -187,8 +184,7 @@ pub(crate) fn is_traced(pid: i32) -> bool {
 /// Returns a value from /proc/PID/status; `None` if the process is gone. Reading /proc/PID/stat or the environment of
 /// another process may take long: the kernel makes the reader wait for a process that is in execve(2).
 fn status(pid: i32, name: &str) -> Option<String> {
-    let mut status = Vec::new();
-    read_into(&mut status, pid, "status");
+    let status = read(pid, "status");
     let status = String::from_utf8_lossy(&status);
     let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim().to_owned())

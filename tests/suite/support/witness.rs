@@ -59,8 +59,10 @@ pub(crate) fn lives(file: &Path) -> Vec<Life> {
     // A stamp that is being written has no end yet.
     let complete = record.rfind('\n').map_or("", |end| &record[..end]);
     for line in complete.lines() {
-        let words = line.rsplit_once(' ').and_then(|(who, time)| Some((who.split_once(' ')?, time)));
-        let Some(((tag, pid), time)) = words else { panic!("a broken stamp: {line:?}") };
+        let mut words = line.split(' ');
+        let (Some(tag), Some(pid), Some(time), None) = (words.next(), words.next(), words.next(), words.next()) else {
+            panic!("a broken stamp: {line:?}");
+        };
         let time: i64 = time.parse().expect("a time");
         let life = found.entry(tag).or_insert((time, time, BTreeMap::new()));
         life.0 = life.0.min(time);

@@ -44,7 +44,7 @@ pub(crate) fn path_of_psql() -> String {
 const SETTINGS: [&str; 11] = [
     "listen_addresses=127.0.0.1",
     "max_connections=500",
-    // Otherwise much of a server's start is for locks that no test takes.
+    // The least possible: shared memory for predicate locks, which no test takes, makes a start slow.
     "max_pred_locks_per_transaction=10",
     "shared_buffers=8MB",
     "fsync=off",
@@ -98,7 +98,7 @@ impl Postgres {
         panic!("postgres does not start");
     }
 
-    /// Creates a database by these words of the statement that differ.
+    /// Creates a database; `words` are its name and its options, as in CREATE DATABASE.
     #[track_caller]
     pub(crate) fn create_database(&self, words: &str) {
         template::add_template0(&self.data());

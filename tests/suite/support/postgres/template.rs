@@ -16,14 +16,14 @@ use crate::support::server::unprivileged;
 /// The options of initdb. The data is small, since each test has a copy.
 const INITDB: [&str; 9] = ["-N", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--wal-segsize=1"];
 
-/// What is done once, a statement a line: the extension with which the tests count requests, and a database less to
-/// copy, since `template0` serves as well. The last one shows the name of that one's directory.
+/// What is done once, a statement a line: the extension with which the tests count requests, and a database less. The
+/// last statement prints the OID of `template0`, which names its directory.
 const STATEMENTS: &str = "CREATE EXTENSION pg_stat_statements
 UPDATE pg_database SET datistemplate = false WHERE datname = 'template1'
 DROP DATABASE template1
 SELECT oid FROM pg_database WHERE datname = 'template0'";
 
-/// The two parts of the template: the data without the files of `template0`, and these.
+/// The two parts of the template: the data without the files of `template0`, and those files.
 const DATA: &str = "data";
 const TEMPLATE0: &str = "template0";
 
@@ -39,7 +39,7 @@ pub(super) fn copy_to(data: &Path) {
 pub(super) fn add_template0(data: &Path) {
     let files = fs::read_dir(TEMPLATE.join(TEMPLATE0)).expect("our own directory");
     let files = files.map(|entry| entry.expect("our own directory").path());
-    output_of(Command::new("cp").arg("-a").args(files).arg(data.join("base")));
+    output_of(Command::new("cp").arg("-an").args(files).arg(data.join("base")));
 }
 
 /// Returns its path, and creates it if necessary. It is in Cargo's target directory, so that `cargo clean` removes it,
