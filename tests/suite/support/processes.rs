@@ -80,9 +80,8 @@ fn is_process(id: i32) -> bool {
     status(id, "Tgid").is_some_and(|process| process == id.to_string())
 }
 
-/// Returns the content of the file `name` of a process in /proc: empty if the process is gone. In as few calls as
-/// possible: the tests read so many of these files that `fs::read`, which makes three calls for a short one, took a tenth
-/// of their processor time.
+/// Returns the content of the file `name` of a process in /proc: empty if the process is gone. Most take one call:
+/// `fs::read` makes three for a short file, and the tests read very many of these.
 fn read(pid: i32, name: &str) -> Vec<u8> {
     let mut content = Vec::new();
     let mut buffer = [0; 16384];
