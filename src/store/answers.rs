@@ -1,6 +1,7 @@
 //! What a store answers besides the answers about a lock ([`crate::lock::answer`]).
 
 use super::StoreError;
+use crate::lock::key::Key;
 
 /// What ended a waiter's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,4 +26,17 @@ pub struct Listing<T> {
     pub found: Vec<T>,
     /// For each key that could not be read, or not be changed as requested: why, and what to do.
     pub unreadable: Vec<StoreError>,
+}
+
+impl Listing<Key> {
+    /// Returns what was pruned before this `error` ended it, so that the names of removed keys are not lost. Fails if
+    /// that is nothing.
+    pub(super) fn ended_by(mut self, error: StoreError) -> Result<Self, StoreError> {
+        if self.found.is_empty() && self.unreadable.is_empty() {
+            return Err(error);
+        }
+        let others = "cannot remove the other old keys, or tell whether some of them were removed";
+        self.unreadable.push(error.context(others));
+        Ok(self)
+    }
 }

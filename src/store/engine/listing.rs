@@ -14,12 +14,7 @@ impl<R: Records> Prune for R {
     fn prune(&mut self, key: Option<&Key>, unused_for: Duration, really: bool) -> Result<Listing<Key>, StoreError> {
         let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
         match prune_all(self, key, unused_for, really, &mut listing) {
-            Err(failure) if listing.found.is_empty() && listing.unreadable.is_empty() => Err(self.explain(&failure)),
-            // The keys that were removed must be reported nevertheless.
-            Err(failure) => {
-                listing.unreadable.push(self.explain(&failure).context("cannot remove the other old keys"));
-                Ok(listing)
-            }
+            Err(failure) => listing.ended_by(self.explain(&failure)),
             Ok(()) => Ok(listing),
         }
     }

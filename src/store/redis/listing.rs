@@ -24,7 +24,9 @@ impl RedisStore {
         let mut listing = self.at_each_primary(true, |store| {
             let keys = store.all_keys()?;
             let list = |store: &RedisStore, key: &Key| store.bare_script(&LIST, key);
-            store.ask_each(&keys, list, |key, reply| reply::read_status(key, reply).map(Some))
+            let mut listing = Listing { found: Vec::with_capacity(keys.len()), unreadable: Vec::new() };
+            store.ask_each(&keys, list, |key, reply| reply::read_status(key, reply).map(Some), &mut listing)?;
+            Ok(listing)
         })?;
         listing.found.sort_by(|one, other| one.key.as_str().cmp(other.key.as_str()));
         Ok(listing)
@@ -88,7 +90,12 @@ impl Prune for RedisStore {
             store.at_each_primary(false, |store| {
                 let mut keys = store.all_keys()?;
                 keys.retain(|one| key.is_none_or(|key| key == one));
-                store.ask_each(&keys, prune, |key, reply| Ok((*reply == Value::Int(1)).then_some(key)))
+                let mut listing = Listing { found: Vec::new(), unreadable: Vec::new() };
+                let removed = |key, reply: &Value| Ok((*reply == Value::Int(1)).then_some(key));
+                match store.ask_each(&keys, prune, removed, &mut listing) {
+                    Err(error) => listing.ended_by(error),
+                    Ok(()) => Ok(listing),
+                }
             })
         })?;
         listing.found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
@@ -120,57 +127,53 @@ impl RedisStore {
         }
     }
 
-    /// Runs a `script`, which is safe to run twice, for each of the `keys`, and returns what `read` makes of the
-    /// replies. A key whose script fails because of what it finds there is unreadable.
+    /// Runs a `script`, which is safe to run twice, for each of the `keys`, and adds what `read` makes of the replies to
+    /// the `listing`. A key whose script fails because of what it finds there is unreadable. Any other failure, which the
+    /// next script would meet, too, ends it.
     fn ask_each<T>(
         &mut self,
         keys: &[Key],
         script: impl Fn(&Self, &Key) -> Cmd,
         read: impl Fn(Key, &Value) -> Result<Option<T>, Failure>,
-    ) -> Result<Listing<T>, StoreError> {
-        let mut listing = Listing { found: Vec::with_capacity(keys.len()), unreadable: Vec::new() };
+        listing: &mut Listing<T>,
+    ) -> Result<(), StoreError> {
         let mut counter = Counter::new("looking at locks", Some(keys.len()));
         let mut rest = keys;
         while !rest.is_empty() {
             let scripts: Vec<Cmd> = rest.iter().take(FLIGHT).map(|key| script(self, key)).collect();
-            let answers = self.answers(&scripts)?;
+            let answers = self.answers(&scripts).map_err(|failure| failure.explain(&self.server))?;
             counter.add(answers.len());
             let (asked, left) = rest.split_at(answers.len());
             rest = left;
             for (key, answer) in asked.iter().zip(answers) {
-                match answer.and_then(|reply| read(key.clone(), &reply)) {
-                    Ok(found) => listing.found.extend(found),
-                    Err(failure) => {
-                        let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
-                        listing.unreadable.push(failure.explain(&self.server).context(what));
-                    }
+                match answer {
+                    Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),
+                    answer => match answer.and_then(|reply| read(key.clone(), &reply)) {
+                        Ok(found) => listing.found.extend(found),
+                        Err(failure) => {
+                            let what = format!("cannot read the lock \"{}\"", escaped(key.as_str()));
+                            listing.unreadable.push(failure.explain(&self.server).context(what));
+                        }
+                    },
                 }
             }
         }
-        Ok(listing)
+        Ok(())
     }
 
-    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first. Fails
-    /// where the next script would fail, too.
-    fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, StoreError> {
+    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first.
+    fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, Failure> {
         let scripts: Vec<Cmd> = scripts.iter().map(|script| self.in_known_term(script)).collect();
-        let flight = match self.connection.take() {
+        let Some(mut connection) = self.connection.take() else {
             // The first script travels alone, and opens the connection.
-            None => Ok(vec![self.run(&scripts[0], self.timeout)]),
-            Some(mut connection) => {
-                connection.listing_left = self.listing_left;
-                let flight = connection.request_all(&scripts, Moment::now() + self.timeout);
-                self.listing_left = connection.listing_left;
-                // After a failure it is out of step.
-                self.connection = flight.is_ok().then_some(connection);
-                flight
-            }
+            return Ok(vec![self.run(&scripts[0], self.timeout)]);
         };
-        let flight = flight.map_err(|failure| failure.explain(&self.server))?;
-        match flight.iter().find_map(|answer| answer.as_ref().err().filter(|failure| !failure.is_of_one_key())) {
-            Some(failure) => Err(failure.explain(&self.server)),
-            None => Ok(flight),
-        }
+        connection.listing_left = self.listing_left;
+        let flight = connection.request_all(&scripts, Moment::now() + self.timeout);
+        self.listing_left = connection.listing_left;
+        // After a failure it is out of step.
+        self.connection = flight.is_ok().then_some(connection);
+        flight
     }
 }
 
@@ -197,5 +200,22 @@ mod tests {
             let listing = store.list(Some(&Key::new("a".as_ref()).expect("is a key"))).expect("is answered");
             assert_eq!(listing.found[0].fence, 2);
         });
+    }
+
+    #[test]
+    fn a_pruning_that_is_ended_midway_names_what_it_has_removed() {
+        let scan = "*2\r\n$1\r\n0\r\n*3\r\n$17\r\nlockrun:{a}:fence\r\n$17\r\nlockrun:{b}:fence\r\n$17\r\nlockrun:{c}:fence\r\n";
+        let pruned = |answers: &str| {
+            let mut store =
+                Address::parse("redis://h").expect("is a URL").open(Duration::from_secs(1)).expect("is opened");
+            scripted::with([format!("{scan}{answers}").into_bytes()], || store.prune(None, Duration::ZERO, true))
+        };
+        let refused = "-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+        let listing = pruned(&format!(":1\r\n{refused}{refused}")).expect("something was removed");
+        assert_eq!(listing.found.iter().map(Key::as_str).collect::<Vec<_>>(), ["a"]);
+        let error = format!("{:#}", listing.unreadable[0]);
+        assert!(error.contains("cannot remove the other old keys") && error.contains("OOM"), "{error}");
+        assert_eq!(listing.unreadable.len(), 1);
+        pruned(&format!("{refused}{refused}{refused}")).expect_err("nothing was removed");
     }
 }
