@@ -39,16 +39,16 @@ pub fn keep() {
     set(present());
 }
 
-/// Returns the scheduling of the calling thread; the policy is -1 if it is unknown.
+/// Returns the scheduling of the calling thread; the policy is -1 if either is unknown.
 fn present() -> Scheduling {
     // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
     let mut priority: c_int = 0;
     // SAFETY: plain system calls on the calling thread; the first one writes one number.
-    let policy = unsafe {
-        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority);
-        c_int::try_from(libc::syscall(libc::SYS_sched_getscheduler, 0)).unwrap_or(-1)
+    let (got, policy) = unsafe {
+        (libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority), libc::syscall(libc::SYS_sched_getscheduler, 0))
     };
-    Scheduling { policy, priority }
+    let policy = c_int::try_from(policy).ok().filter(|_| got == 0);
+    Scheduling { policy: policy.unwrap_or(-1), priority }
 }
 
 /// Gives the calling thread this policy and priority, if that is permitted.

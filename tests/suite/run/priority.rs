@@ -6,7 +6,7 @@ use nix::libc;
 
 use crate::support::processes::children;
 use crate::support::store::on_every_lease_store;
-use crate::support::{LONG, Lockrun, eventually, memory};
+use crate::support::{LONG, Lockrun, Store, eventually, memory};
 
 /// Fields of /proc/PID/stat, by their numbers in proc(5).
 const NICE: usize = 19;
@@ -65,6 +65,22 @@ on_every_lease_store!(lockrun_reaps_its_guardian_without_priority, |store| {
         assert!(restored.contains(&format!("{policy}, [0]")), "{restored}");
     }
 });
+
+// A filter of system calls may hide the priority from lockrun, which must not replace a higher one by the lowest.
+#[test]
+fn a_priority_that_cannot_be_learned_is_kept() {
+    let store = Store::redis();
+    let traces = memory::directory();
+    let trace = traces.path().join("trace");
+    let strace = "strace -f -qqq -o \"$TRACE\" -e signal=none -e trace=sched_getparam,sched_setscheduler,wait4 \
+                  -e inject=sched_getparam:error=EPERM";
+    let policy = if may_have_priority() { "--rr 50" } else { "--other 0" };
+    let call = Lockrun::new(&store).key("hidden").sh("exit 3").env("TRACE", &trace);
+    call.in_shell(&format!("exec chrt {policy} {strace} \"$@\"")).alone().exited(3);
+    let trace = std::fs::read_to_string(trace).expect("strace(1) has written");
+    assert!(trace.contains("(INJECTED)"), "it asks:\n{trace}");
+    assert!(!trace.contains("SCHED_RR, [1]"), "{trace}");
+}
 
 // The same under chrt(1), or `CPUSchedulingPolicy=` of systemd: lockrun and its guardian are not behind their command.
 on_every_lease_store!(lockrun_runs_ahead_of_a_command_with_priority, |store| {
