@@ -42,24 +42,27 @@ impl Run<'_> {
         // Before any message: printing may have to wait for standard error, and the next holder must not wait for that.
         let released = (!finished.stuck).then(|| store.release(&self.claim.key, &self.claim.token, how));
         events.for_each(|event| self.reporter.print(&event));
-        let is_gone =
-            matches!(released, Some(Ok(Released::NotMine(_)))) && !how.keeps() && self.plan.store.has_leases();
-        if finished.stuck {
-            let why = "some of the command's processes cannot be killed; the lock is not released";
-            self.reporter.report(Event::Failed { why });
-        } else if is_gone && matches!(loss, Loss::None) {
-            let why = format!(
-                "the lock \"{}\" was no longer this run's when it was released: its lease had ended, or it was deleted or \
-                 broken; another run may have held it beside the command",
-                self.key()
-            );
-            self.reporter.report(Event::Failed { why: &why });
-        } else if is_gone {
-            // Its loss was reported.
-        } else if let Some(released) = released.filter(|it| !is_lost || matches!(it, Ok(Released::Retained))) {
-            // Not that it is free after a loss, which was already reported: then the store may know nothing of the lock
-            // any more.
-            self.report_released(how, released);
+        match released {
+            None => {
+                let why = "some of the command's processes cannot be killed; the lock is not released";
+                self.reporter.report(Event::Failed { why });
+            }
+            Some(Ok(Released::NotMine(_))) if !how.keeps() && self.plan.store.has_leases() => {
+                // Any loss but one that only this answer shows was reported.
+                if matches!(loss, Loss::None) {
+                    let why = format!(
+                        "the lock \"{}\" was no longer this run's when it was released: its lease had ended, or it was \
+                         deleted or broken; another run may have held it beside the command",
+                        self.key()
+                    );
+                    self.reporter.report(Event::Failed { why: &why });
+                }
+            }
+            // After a loss, which was reported, not that the lock is free: the store may know nothing of it any more.
+            Some(released) if !is_lost || matches!(released, Ok(Released::Retained)) => {
+                self.report_released(how, released);
+            }
+            Some(_) => {}
         }
     }
 
