@@ -296,6 +296,29 @@ mod tests {
     }
 
     #[test]
+    fn so_many_waiters_must_remain_as_look_at_the_lock_by_themselves() {
+        let holder = HolderState {
+            lease: Some(LeaseRecord { ends_ms: Some(NOW_MS + 10_000), ttl_ms: Some(30_000) }),
+            ..HolderState::default()
+        };
+        let state = LockState { holders: vec![holder], ..LockState::default() };
+        for ended in 0..=FIRST_WAITERS {
+            let row = |number| row(number, Mode::EXCLUSIVE, if number < ended { 0 } else { 1000 });
+            let rows: Vec<Row> = (0..3 * FIRST_WAITERS).map(row).collect();
+            let found = found(&state, &rows, &token(100), FIRST_WAITERS);
+            let before = found.state();
+            let mut after = before.clone();
+            let Applied { woken, is_unfinished, begins_lease, .. } = after.look(&view());
+            let transition = Transition { before, after, woken, is_unfinished, begins_lease };
+            assert_eq!(
+                found.suffices(&transition),
+                FIRST_WAITERS - ended >= LOOKERS,
+                "{ended} of the first have ended"
+            );
+        }
+    }
+
+    #[test]
     fn one_more_reading_is_enough() {
         let rows: Vec<Row> = (0..300).map(|number| row(number, Mode::Shared, 1000)).collect();
         let found = found(&LockState::default(), &rows, &token(299), MORE_WAITERS);
