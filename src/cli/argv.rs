@@ -12,20 +12,25 @@ use crate::text::duration;
 use crate::text::escape::{escaped, is_plain_word, without_value};
 
 /// Writes `-w 5`, `-w5` and `--wait 5` as `--wait=5` if the word is a duration and stands among lockrun's own options.
-/// A word that is not a duration remains the command. Everything from `--`, or from the first word that is not an
-/// option, belongs to COMMAND and stays unchanged.
+/// A word that is not a duration remains the command. Everything from `--`, or from the first word of COMMAND, stays
+/// unchanged. A subcommand that runs no COMMAND takes options behind its key, too.
 ///
 /// Fails if a word after an option most likely means something else than clap would read.
 pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let is_run = takes_command(command);
     let mut normal = Vec::with_capacity(args.len());
     let mut args = args.into_iter().peekable();
     while let Some(word) = args.next() {
         // Bytes that are not UTF-8 become U+FFFD here, and no other character changes. A word that is passed on keeps
         // its bytes, but for a value that is attached to a short option.
         let text = &*word.to_string_lossy().into_owned();
-        if text == "--" || !text.starts_with('-') || text == "-" {
+        let is_option = text.starts_with('-') && text != "-";
+        if text == "--" || !is_option {
             normal.push(word);
-            break;
+            if text == "--" || is_run {
+                break;
+            }
+            continue;
         }
         check_dashes(command, text)?;
         let Some(Typed { arg, spelled, before, attached }) = Typed::in_word(text, command) else {
@@ -50,7 +55,7 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
         let mut value = tied.or(Some(attached).filter(|value| !value.is_empty())).map(OsString::from);
         if value.is_none() && arg.get_id() == name::WAIT {
             // A word before `--` cannot be the command: if it is not a duration, the value's parser reports it.
-            let before_dashes = args.clone().nth(1).is_some_and(|after| after == "--");
+            let before_dashes = is_run && args.clone().nth(1).is_some_and(|after| after == "--");
             value = args.next_if(|next| {
                 let text = next.to_string_lossy();
                 duration::parse(&text).is_ok() || (before_dashes && !text.starts_with('-'))
@@ -61,7 +66,6 @@ pub fn normalize(command: &Command, args: Vec<OsString>) -> Result<Vec<OsString>
             option.push("=");
             option.push(value);
         } else {
-            let is_run = command.get_arguments().any(|arg| arg.get_id() == name::COMMAND);
             check_command(&spelled, args.peek().map(OsString::as_os_str), is_run)?;
         }
         normal.push(option);
@@ -89,10 +93,14 @@ pub fn expected_after<'a>(command: &'a Command, words: &[OsString]) -> Expected<
         if text == "--" {
             return Expected::Command(at + 1);
         }
-        if !text.starts_with('-') || text == "-" {
+        let is_option = text.starts_with('-') && text != "-";
+        if !is_option && takes_command(command) {
             return Expected::Command(at);
         }
         at += 1;
+        if !is_option {
+            continue;
+        }
         let Some(Typed { arg, attached: "", .. }) = Typed::in_word(&text, command) else { continue };
         let id = arg.get_id();
         if has_optional_value(arg) {
@@ -105,6 +113,11 @@ pub fn expected_after<'a>(command: &'a Command, words: &[OsString]) -> Expected<
         }
     }
     Expected::Option
+}
+
+/// Returns whether a COMMAND ends this command line.
+pub fn takes_command(command: &Command) -> bool {
+    command.get_arguments().any(|arg| arg.get_id() == name::COMMAND)
 }
 
 /// Returns where a subcommand stands behind options, if one does. It cannot be COMMAND if no key is named before it.
@@ -249,6 +262,21 @@ mod tests {
             (&["-k", "a", "-w", "-v", "--", "run"], &["-k", "a", "--wait", "-v", "--", "run"]),
         ] {
             assert_eq!(normalized(typed), meant, "{typed:?}");
+        }
+    }
+
+    #[test]
+    fn where_no_command_follows_options_may_stand_behind_the_key() {
+        for (typed, meant) in [
+            (&["a", "--wait", "5m"][..], &["a", "--wait=5m"][..]),
+            (&["a", "-vw5"], &["a", "-v", "--wait=5"]),
+            (&["a", "-w", "-v"], &["a", "--wait", "-v"]),
+            (&["5m", "-w", "5m", "--ttl", "-1"], &["5m", "--wait=5m", "--ttl", "-1"]),
+            (&["--wait", "a", "--", "-w", "5"], &["--wait", "a", "--", "-w", "5"]),
+        ] {
+            let typed = typed.iter().map(OsString::from).collect();
+            let normal = normalize(&Subcommand::Acquire.definition(), typed);
+            assert_eq!(normal, Ok(meant.iter().map(OsString::from).collect()));
         }
     }
 

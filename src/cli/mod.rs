@@ -17,7 +17,7 @@ mod typos;
 
 use clap::{Arg, Command};
 
-pub use argv::{Expected, expected_after, normalize};
+pub use argv::{Expected, expected_after, normalize, takes_command};
 use descriptions::described;
 pub use parse::{Request, parse};
 pub use run::command;

@@ -51,22 +51,18 @@ fn fitting(words: &[OsString]) -> Answer {
     let skipped = usize::from(subcommand.is_some());
     let expected = cli::expected_after(&definition, &before[skipped..]);
     let words = match expected {
-        cli::Expected::Command(at) if takes_command(&definition) => return Answer::Command(at + skipped),
+        cli::Expected::Command(at) if cli::takes_command(&definition) => return Answer::Command(at + skipped),
         cli::Expected::Command(_) => keys(before, &current, ""),
         cli::Expected::Value(arg) => return of_value(arg, &current, "", before),
         cli::Expected::Option => match split_attached(&definition, &current) {
             Some((arg, option, value)) => return of_value(arg, value, option, before),
             None if before.is_empty() && !current.starts_with('-') => subcommands(&current),
             None if current.starts_with('-') => options(&definition, &current),
-            None if takes_command(&definition) => return Answer::Command(before.len()),
+            None if cli::takes_command(&definition) => return Answer::Command(before.len()),
             None => keys(before, &current, ""),
         },
     };
     Answer::Words(words)
-}
-
-fn takes_command(definition: &Command) -> bool {
-    definition.get_arguments().any(|arg| arg.get_id() == name::COMMAND)
 }
 
 /// Splits `--option=value`: returns the option, its text including the `=`, and the value.

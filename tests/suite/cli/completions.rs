@@ -14,7 +14,7 @@ use crate::support::shell::{PROMPT, enter};
 use crate::support::{Lockrun, Store};
 
 /// What is typed before a tab, and what appears then. The first program and the file are those of [`at_work`].
-const CASES: [(&str, &str); 23] = [
+const CASES: [(&str, &str); 24] = [
     ("lockrun --on-lost ki", "ll"),
     ("lockrun --on-lost=ki", "ll"),
     ("lockrun --descendants lea", "ve"),
@@ -38,6 +38,7 @@ const CASES: [(&str, &str); 23] = [
     ("lockrun --key 'month e", "nd close"),
     ("lockrun --key \"month e", "nd close"),
     ("lockrun status nigh", "tly-report"),
+    ("lockrun acquire nightly-report --tok", "en"),
     ("lockrun --store postgresq", "l://"),
     ("lockrun -k x --store=postgresq", "l://"),
 ];

@@ -29,6 +29,16 @@ on_every_store!(a_token_that_cannot_be_printed_again_stays_held, |store| {
     renew(store, "again", &its, &[]).exited(0).silent();
 });
 
+// "`lockrun acquire [--key] KEY [OPTIONS]`": the duration of --wait may stand behind the key, too.
+#[test]
+fn the_options_of_an_acquisition_may_follow_the_key() {
+    let store = Store::file();
+    for wait in [&["--wait", "5m"][..], &["-w", "5m"], &["-vw5m"]] {
+        let token = Lockrun::other("acquire", &store).arg("behind").args(wait).run().exited(0).stdout();
+        release(&store, "behind", token.trim_end()).exited(0);
+    }
+}
+
 // "The life of a lock by hand, from three shells"; "`acquire` prints the token alone on one line"; "a lease that is not
 // ours (any more) ends with 79 and says so".
 on_every_store!(the_life_of_a_lock_by_hand, |store| {
