@@ -70,7 +70,8 @@ pub const SHARED_SETTINGS: &str = "The options that lockrun also has when it run
 pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and WINCH to COMMAND's whole process group, and every other \
     signal (USR1, for example) to COMMAND's own process alone. Without a controlling terminal COMMAND leads a process group of its own. \
     With one it shares lockrun's: lockrun then relays signals to those members that descend from COMMAND, and does not repeat \
-    signals that the terminal itself sends to the group. After TERM, stopped processes get CONT. A signal that was ignored when \
+    signals that the terminal itself sends to the group. When COMMAND has ended and --descendants waits for the processes that it left \
+    behind, lockrun relays them to all of these. After TERM, stopped processes get CONT. A signal that was ignored when \
     lockrun started stays ignored.";
 
 /// The configuration files.

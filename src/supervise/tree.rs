@@ -145,7 +145,9 @@ impl Tree {
     /// signal.
     ///
     /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means
-    /// only COMMAND and its descendants in that group, because the group's other processes are not COMMAND's.
+    /// only COMMAND and its descendants in that group, because the group's other processes are not COMMAND's. When
+    /// COMMAND has ended, they are all that it left behind, in whatever group: otherwise a run that waits for a daemon
+    /// could not be ended.
     ///
     /// Processes other than COMMAND and those in a group of its own get it if they are found until `until`.
     pub(super) fn forward(&mut self, signal: c_int, until: Moment) {
@@ -156,7 +158,9 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        let is_meant = |process: &Process| process::group(process.pid) == self.group || process.pid == self.command;
+        let is_meant = |process: &Process| {
+            self.ended.is_some() || process::group(process.pid) == self.group || process.pid == self.command
+        };
         self.send(signal, until, is_meant);
     }
 
@@ -176,7 +180,7 @@ impl Tree {
         let group_has_it = self.signal_group(signal);
         let is_in_group = |pid| process::group(pid) == self.group;
         let command_has_it = group_has_it && is_in_group(self.command) || self.signal_command(signal);
-        if group_has_it && signal != libc::SIGTERM {
+        if group_has_it && signal != libc::SIGTERM && self.ended.is_none() {
             return;
         }
         let send_to_others = || {

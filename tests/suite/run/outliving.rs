@@ -153,6 +153,32 @@ on_files_and_redis!(descendants_can_be_waited_for, |store| {
     assert!(is_free(store, "outliving"));
 });
 
+// A run that waits for what its command left behind can be ended, also where that has left for a session of its own.
+on_files_and_redis!(descendants_that_are_waited_for_can_be_ended, |store| {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let directory = TempDir::new().expect("a temporary directory");
+        let [command, first, second] = ["command", "first", "second"].map(|name| directory.path().join(name));
+        let script = format!(
+            "echo $$ >{}; sleep 600 & echo $! >{}; setsid sh -c 'echo $$ >{}; exec sleep 600' & \
+             while ! [ -s {2} ]; do sleep 0.01; done; exit 3",
+            command.display(),
+            first.display(),
+            second.display()
+        );
+        let run = Lockrun::new(store).key("outliving").args(["--descendants", "wait"]).sh(&script).spawn();
+        let [command, first, second] = [command, first, second].map(|file| written(&file));
+        eventually(LONG, "the command has ended", || !is_alive(command));
+        assert!(is_alive(first) && is_alive(second) && !is_free(store, "outliving"));
+        // lockrun may learn a little later that the command has ended.
+        eventually(LONG, "what it left behind has ended", || {
+            run.signal(signal);
+            !is_alive(first) && !is_alive(second)
+        });
+        run.wait().exited(3).silent();
+        assert!(is_free(store, "outliving"));
+    }
+});
+
 // "`--descendants kill`: end them first", those too that left for a session of their own.
 on_files_and_redis!(descendants_can_be_killed, |store| {
     let directory = TempDir::new().expect("a temporary directory");
