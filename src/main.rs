@@ -24,7 +24,6 @@ mod sys;
 mod text;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -77,7 +76,7 @@ fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
             Ok(Outcome::Printed)
         }
         Request::Generate(what) => {
-            commands::generate::generate(&what, &mut std::io::stdout())?;
+            sys::stdout::print(&commands::generate::generate(&what)?).context("cannot print the manual")?;
             Ok(Outcome::Printed)
         }
         Request::Print(text) => Ok(print_help(&text)),
@@ -106,13 +105,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
 /// enough, such as head(1), is no failure. Returns the run's outcome.
 fn print_help(text: &str) -> Outcome {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
-    let mut out = std::io::stdout();
-    let printed = if supervise::entry::stdout_was_closed() {
-        Err(std::io::Error::other("standard output is closed"))
-    } else {
-        out.write_all(wrapped(text, width).as_bytes()).and_then(|()| out.flush())
-    };
-    match printed {
+    match sys::stdout::print(&wrapped(text, width)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             report::say(&format!("cannot print the help: {error}"));
             Outcome::Failed

@@ -1,7 +1,6 @@
 //! `lockrun acquire`: acquires a lock that outlives this process.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,10 +19,9 @@ use crate::run::acquire::{self, HeldPolicy};
 use crate::run::enclosing::{EnclosingLocks, OUTER};
 use crate::run::outcome::Outcome;
 use crate::store::{Address, Claim, Grant, Mode, left_behind};
-use crate::supervise::entry::stdout_was_closed;
 use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
-use crate::sys::stderr;
+use crate::sys::{stderr, stdout};
 use crate::text::escape::{escaped, json_for_terminals};
 use crate::text::shell::quoted;
 
@@ -130,7 +128,7 @@ fn print(
     grant: &Grant,
     is_alone: Option<bool>,
     enclosing: &EnclosingLocks,
-) -> io::Result<()> {
+) -> std::io::Result<()> {
     let (key, token, fence) = (claim.key.as_str(), claim.token.as_str(), grant.fence);
     let slot = claim.mode.several_slots().filter(|_| is_alone != Some(true)).map(|_| grant.slot);
     let text = match form {
@@ -160,10 +158,5 @@ fn print(
             text
         }
     };
-    if stdout_was_closed() {
-        return Err(io::Error::other("standard output is closed"));
-    }
-    let mut out = io::stdout();
-    out.write_all((text + "\n").as_bytes())?;
-    out.flush()
+    stdout::print(&(text + "\n"))
 }

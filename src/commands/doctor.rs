@@ -1,7 +1,5 @@
 //! `lockrun doctor`: reports what would make locks in a store unsafe or slow, or prints the SQL of its tables.
 
-use std::io::{self, Write as _};
-
 use anyhow::{Context, Result};
 use serde_json::json;
 
@@ -10,7 +8,7 @@ use crate::cli::name;
 use crate::config::settings::{Settings, UsageError};
 use crate::run::outcome::Outcome;
 use crate::store::diagnostic::{Diagnostic, Level};
-use crate::sys::terminal;
+use crate::sys::{stdout, terminal};
 use crate::text::colour::Colour;
 use crate::text::escape::json_for_terminals;
 
@@ -26,7 +24,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
     let diagnostics = open(settings, None)?.diagnose();
     let text = if settings.typed_switch(name::JSON) { json(&diagnostics) } else { lines(&diagnostics) };
-    io::stdout().write_all(text.as_bytes()).context("cannot print the diagnostics")?;
+    stdout::print(&text).context("cannot print the diagnostics")?;
     Ok(outcome(&diagnostics))
 }
 
@@ -40,7 +38,7 @@ fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
         )
     };
     let schema = settings.store()?.schema().ok_or_else(no_tables)?;
-    io::stdout().write_all(schema.as_bytes()).context("cannot print the schema")?;
+    stdout::print(&schema).context("cannot print the schema")?;
     Ok(Outcome::Printed)
 }
 

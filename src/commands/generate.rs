@@ -9,15 +9,14 @@ use clap_mangen::roff::{Roff, bold, roman};
 use super::tidy_roff;
 use crate::cli::{self, Subcommand, examples, text};
 
-/// Writes the named page to `out`: `man`, or the page of a subcommand. Fails if `out` does.
-pub fn generate(page: &str, out: &mut impl Write) -> Result<()> {
+/// Returns the named page: `man`, or the page of a subcommand.
+pub fn generate(page: &str) -> Result<String> {
     let mut roff = Vec::new();
     match Subcommand::ALL.into_iter().find(|subcommand| subcommand.page() == page) {
         Some(subcommand) => page_of(subcommand, &mut roff)?,
         None => manual(&mut roff)?,
     }
-    out.write_all(tidy_roff::tidied(&String::from_utf8(roff)?).as_bytes())?;
-    Ok(())
+    Ok(tidy_roff::tidied(&String::from_utf8(roff)?))
 }
 
 /// Writes the manual page.

@@ -1,6 +1,5 @@
 //! `lockrun prune`: removes one key, or all keys that have not been used for a given time.
 
-use std::io::{self, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,6 +11,7 @@ use crate::lock::key::Key;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{Backend, KeyStatus, StoreError};
+use crate::sys::stdout;
 use crate::text::duration;
 use crate::text::escape::escaped;
 
@@ -41,7 +41,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         }
     };
     let names: String = pruned.found.iter().map(|key| escaped(key.as_str()) + "\n").collect();
-    io::stdout().write_all(names.as_bytes()).context("cannot print the keys")?;
+    stdout::print(&names).context("cannot print the keys")?;
     if report::errors(&pruned.unreadable) {
         return Ok(Outcome::StoreFailed);
     }
@@ -60,7 +60,7 @@ fn forget_success(settings: &Settings<'_>, key: Option<Key>) -> Result<Outcome> 
     }
     let key = key.ok_or_else(|| UsageError::from("no key: --done needs the name of one lock"))?;
     match open(settings, None)?.forget_success(&key) {
-        Ok(true) => writeln!(io::stdout(), "{}", escaped(key.as_str())).context("cannot print the key")?,
+        Ok(true) => stdout::print(&format!("{}\n", escaped(key.as_str()))).context("cannot print the key")?,
         Ok(false) => {}
         Err(error) => {
             report::error(&error.context(format!("cannot change the lock \"{}\"", escaped(key.as_str()))));

@@ -11,8 +11,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-
 #[cfg(not(any(test, fuzzing)))]
 #[allow(unsafe_code)]
 // SAFETY: the C library calls this symbol once, as the program's entry point, with the signature of C's main; no other
@@ -90,13 +88,6 @@ pub(super) fn set_command_line(line: &str) {
         room.fill(0);
         room.iter_mut().zip(line.bytes()).for_each(|(byte, new)| *byte = new);
     }
-}
-
-/// Returns whether standard output was closed when lockrun started, so that output to it is lost.
-pub fn stdout_was_closed() -> bool {
-    // Of the standard descriptors, only those that `fill_closed_standard_streams` opened have close-on-exec set.
-    fcntl(std::io::stdout(), FcntlArg::F_GETFD)
-        .is_ok_and(|flags| FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC))
 }
 
 /// Opens /dev/null on every closed standard descriptor, so that none of lockrun's files or sockets becomes standard

@@ -8,8 +8,6 @@ mod metrics;
 mod page;
 mod table;
 
-use std::io::{self, Write as _};
-
 use anyhow::{Context, Result};
 
 use super::open_at;
@@ -18,7 +16,7 @@ use crate::config::settings::{Keys, Settings, UsageError};
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{KeyStatus, Listing};
-use crate::sys::terminal;
+use crate::sys::{stdout, terminal};
 
 /// The form in which the status is printed.
 enum Form {
@@ -83,7 +81,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             store + &table::text(&keys, width, terminal::stdout_has_colours())
         }
     };
-    io::stdout().write_all(text.as_bytes()).context("cannot print the status")?;
+    stdout::print(&text).context("cannot print the status")?;
     if report::errors(&unreadable) {
         return Ok(Outcome::StoreFailed);
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::Lockrun;
+use crate::support::{Lockrun, Store};
 
 /// lockrun's other commands.
 const SUBCOMMANDS: [&str; 8] = ["acquire", "renew", "release", "reserve", "status", "break", "doctor", "prune"];
@@ -36,6 +36,19 @@ fn help_that_cannot_be_printed() {
         let call = Lockrun::bare().arg(word);
         call.in_shell("exec \"$@\" >/dev/full").alone().exited(125).said("cannot print the help: No space left");
         call.in_shell("exec \"$@\" >&-").alone().exited(125).said("cannot print the help: standard output is closed");
+    }
+}
+
+// Nor is an answer that nobody can read a success: a job that reads it would take the silence for the answer.
+#[test]
+fn an_answer_that_cannot_be_printed() {
+    let store = Store::file();
+    Lockrun::new(&store).key("printed").command(["true"]).run().exited(0);
+    for (command, options) in
+        [("status", &["printed"][..]), ("status", &["--json"]), ("doctor", &[]), ("prune", &["printed"])]
+    {
+        let call = Lockrun::other(command, &store).args(options);
+        call.in_shell("exec \"$@\" >&-").alone().exited(125).said("standard output is closed");
     }
 }
 
