@@ -12,7 +12,7 @@ use nix::unistd::{Uid, gethostname, getuid};
 use serde::{Deserialize, Serialize};
 
 use crate::sys::accounts;
-use crate::text::escape::{escaped, without_secrets, word_without_credentials};
+use crate::text::escape::{escaped, without_credentials, without_secrets, word_without_credentials};
 
 /// The longest command line that is recorded, in bytes.
 const COMMAND_MAX: usize = 512;
@@ -37,7 +37,8 @@ pub struct Holder {
     pub label: Option<String>,
 }
 
-/// Reads a label. Returns `None` for an empty one: an unset variable describes nothing. The error says what is wrong.
+/// Reads a label, and masks passwords of URLs in it. Returns `None` for an empty one: an unset variable describes
+/// nothing. The error says what is wrong.
 pub fn read_label(text: &str) -> Result<Option<String>, String> {
     if text.len() > LABEL_MAX {
         return Err(format!("is longer than {LABEL_MAX} bytes"));
@@ -45,7 +46,7 @@ pub fn read_label(text: &str) -> Result<Option<String>, String> {
     if text.contains(char::is_control) {
         return Err("has a control character in it".to_owned());
     }
-    Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
+    Ok(Some(without_credentials(text)).filter(|text| !text.is_empty()))
 }
 
 impl Holder {
@@ -143,6 +144,7 @@ mod tests {
     fn a_label_is_short_and_plain() {
         assert_eq!(read_label("pipeline 4711 by ana"), Ok(Some("pipeline 4711 by ana".to_owned())));
         assert_eq!(read_label(""), Ok(None));
+        assert_eq!(read_label("to redis://u:secret@h now"), Ok(Some("to redis://***@h now".to_owned())));
         assert!(read_label(&"x".repeat(LABEL_MAX)).is_ok() && read_label(&"x".repeat(LABEL_MAX + 1)).is_err());
         assert!(read_label("a\nb").is_err());
     }

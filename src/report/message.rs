@@ -26,7 +26,10 @@ impl Event<'_> {
             Event::Skipped(held) => format!("skipped: {}", held_by(lock, held)),
             Event::Held { held, limit: None } => held_by(lock, held),
             Event::Held { held, limit: Some(limit) } => format!("{}; {}", held_by(lock, held), limit.why()),
-            Event::Outage { why, left } => format!("lock \"{key}\": {why}; trying again for {}", duration::say(*left)),
+            Event::Outage { why, left } => {
+                let say = if left.as_secs() == 0 { duration::say_finely } else { duration::say };
+                format!("lock \"{key}\": {why}; trying again for {}", say(*left))
+            }
             Event::Recovered => format!("lock \"{key}\": the store answers again"),
             Event::HeldByToken { held, shares, waits } => {
                 format!("{}; {}", held_by(lock, held), why_held_by_token(*shares, *waits))

@@ -102,7 +102,7 @@ impl Renewer {
             }
         };
         let thread = thread::Builder::new().name("renewer".into()).stack_size(STACK).spawn(wait_and_renew);
-        Ok(Renewer { thread: thread.context("cannot start the renewal thread")?, stop, work })
+        Ok(Renewer { thread: thread.context("cannot start the renewal thread (see ulimit -u)")?, stop, work })
     }
 
     /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without one, the loss is only

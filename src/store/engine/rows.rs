@@ -33,7 +33,10 @@ impl Row {
     /// renews it alone: it is newer than the one in the JSON.
     pub(in crate::store) fn read<R>(place: &str, waiter: &str, ends_ms: &str) -> Result<Self, Failure<R>> {
         let broken = |column: &str, what: &dyn Display| {
-            Failure::Broken(format!("column {column} of its row with place {place} in the table waiters: {what}"))
+            Failure::Broken(format!(
+                "column {column} of its row with place {place} in the table waiters: {what}; delete this row, and its \
+                 waiter joins the queue again"
+            ))
         };
         let waiter: WaiterState = serde_json::from_str(waiter).map_err(|error| broken("waiter", &error))?;
         let ends_ms = ends_ms.parse().map_err(|error| broken("ends_ms", &error))?;
@@ -119,7 +122,11 @@ impl Found {
 
 /// Reads the column `state` of the row of a lock.
 pub(in crate::store) fn read_state<R>(record: &str) -> Result<LockState, Failure<R>> {
-    read_record(record).map_err(|what| Failure::Broken(format!("column state of its row in the table locks: {what}")))
+    read_record(record).map_err(|what| {
+        Failure::Broken(format!(
+            "column state of its row in the table locks: {what}; once nothing runs under the lock, delete this row"
+        ))
+    })
 }
 
 /// Reads the record of a lock that is held by leases. The error says what is wrong with it.
