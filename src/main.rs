@@ -45,7 +45,7 @@ const HELP_WIDTH: usize = 100;
 /// The body of `main`. `args` are the words after the program's name. Returns the exit status, or does not return
 /// because a signal terminates the process.
 fn main_story(args: Vec<OsString>) -> libc::c_int {
-    supervise::entry::fill_closed_standard_streams();
+    sys::stdio::fill_closed();
     std::panic::set_hook(Box::new(|panic| {
         report::say(&format!("internal error: {panic}"));
         // Not abort(3): a core file would contain the store's password. If lockrun has a guardian, the other process
@@ -72,11 +72,12 @@ fn dispatch(args: Vec<OsString>) -> Result<Outcome> {
         }
         Request::Subcommand(subcommand, matches) => commands::run(subcommand, &settings(&matches)?),
         Request::Complete(words) => {
-            print!("{}", commands::complete::answer(&words));
+            // A shell that does not read the answer needs none.
+            let _ = sys::stdio::print(&commands::complete::answer(&words));
             Ok(Outcome::Printed)
         }
         Request::Generate(what) => {
-            sys::stdout::print(&commands::generate::generate(&what)?).context("cannot print the manual")?;
+            sys::stdio::print(&commands::generate::generate(&what)?).context("cannot print the manual")?;
             Ok(Outcome::Printed)
         }
         Request::Print(text) => Ok(print_help(&text)),
@@ -105,7 +106,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
 /// enough, such as head(1), is no failure. Returns the run's outcome.
 fn print_help(text: &str) -> Outcome {
     let width = sys::terminal::stdout_width().map_or(HELP_WIDTH, |width| width.min(HELP_WIDTH));
-    match sys::stdout::print(&wrapped(text, width)) {
+    match sys::stdio::print(&wrapped(text, width)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             report::say(&format!("cannot print the help: {error}"));
             Outcome::Failed

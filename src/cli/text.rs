@@ -71,7 +71,7 @@ pub const SIGNALS: &str = "lockrun relays INT, TERM, HUP, QUIT, TSTP, CONT and W
     signal (USR1, for example) to COMMAND's own process alone. Without a controlling terminal COMMAND leads a process group of its own. \
     With one it shares lockrun's: lockrun then relays signals to those members that descend from COMMAND, and does not repeat \
     signals that the terminal itself sends to the group. When COMMAND has ended and --descendants waits for the processes that it left \
-    behind, lockrun relays them to all of these. After TERM, stopped processes get CONT. A signal that was ignored when \
+    behind, an INT, QUIT or TERM that another process sends to lockrun goes to all of these. After TERM, stopped processes get CONT. A signal that was ignored when \
     lockrun started stays ignored.";
 
 /// The configuration files.

@@ -21,7 +21,7 @@ use crate::run::outcome::Outcome;
 use crate::store::{Address, Claim, Grant, Mode, left_behind};
 use crate::supervise::{SLOT, VALUE};
 use crate::sys::signals::Signals;
-use crate::sys::{stderr, stdout};
+use crate::sys::{stderr, stdio};
 use crate::text::escape::{escaped, json_for_terminals};
 use crate::text::shell::quoted;
 
@@ -158,5 +158,5 @@ fn print(
             text
         }
     };
-    stdout::print(&(text + "\n"))
+    stdio::print(&(text + "\n"))
 }

@@ -8,7 +8,7 @@ use crate::cli::name;
 use crate::config::settings::{Settings, UsageError};
 use crate::run::outcome::Outcome;
 use crate::store::diagnostic::{Diagnostic, Level};
-use crate::sys::{stdout, terminal};
+use crate::sys::{stdio, terminal};
 use crate::text::colour::Colour;
 use crate::text::escape::json_for_terminals;
 
@@ -24,7 +24,7 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
     }
     let diagnostics = open(settings, None)?.diagnose();
     let text = if settings.typed_switch(name::JSON) { json(&diagnostics) } else { lines(&diagnostics) };
-    stdout::print(&text).context("cannot print the diagnostics")?;
+    stdio::print(&text).context("cannot print the diagnostics")?;
     Ok(outcome(&diagnostics))
 }
 
@@ -38,7 +38,7 @@ fn print_schema(settings: &Settings<'_>) -> Result<Outcome> {
         )
     };
     let schema = settings.store()?.schema().ok_or_else(no_tables)?;
-    stdout::print(&schema).context("cannot print the schema")?;
+    stdio::print(&schema).context("cannot print the schema")?;
     Ok(Outcome::Printed)
 }
 

@@ -11,9 +11,11 @@ use crate::lock::key::Key;
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{Backend, KeyStatus, StoreError};
-use crate::sys::stdout;
+use crate::sys::stdio;
 use crate::text::duration;
 use crate::text::escape::escaped;
+
+const CANNOT_PRINT: &str = "cannot print the keys";
 
 /// Removes the given key or the unused keys, or with `--dry-run` only finds them, and prints their names. The outcome
 /// is status 69 if a record cannot be read or is busy, and status 75 if the given key must stay. Fails with
@@ -32,6 +34,8 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         }
     };
     let really = !settings.typed_switch(name::DRY_RUN);
+    // What is removed must be named.
+    stdio::check().context(CANNOT_PRINT)?;
     let mut store = open(settings, None)?;
     let pruned = match store.prune(key.as_ref(), span, really) {
         Ok(pruned) => pruned,
@@ -41,8 +45,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
         }
     };
     let names: String = pruned.found.iter().map(|key| escaped(key.as_str()) + "\n").collect();
-    stdout::print(&names).context("cannot print the keys")?;
-    if report::errors(&pruned.unreadable) {
+    let printed = stdio::print(&names).context(CANNOT_PRINT);
+    let has_errors = report::errors(&pruned.unreadable);
+    printed?;
+    if has_errors {
         return Ok(Outcome::StoreFailed);
     }
     match key {
@@ -59,8 +65,9 @@ fn forget_success(settings: &Settings<'_>, key: Option<Key>) -> Result<Outcome> 
         return Err(UsageError::from(why).into());
     }
     let key = key.ok_or_else(|| UsageError::from("no key: --done needs the name of one lock"))?;
+    stdio::check().context(CANNOT_PRINT)?;
     match open(settings, None)?.forget_success(&key) {
-        Ok(true) => stdout::print(&format!("{}\n", escaped(key.as_str()))).context("cannot print the key")?,
+        Ok(true) => stdio::print(&format!("{}\n", escaped(key.as_str()))).context("cannot print the key")?,
         Ok(false) => {}
         Err(error) => {
             report::error(&error.context(format!("cannot change the lock \"{}\"", escaped(key.as_str()))));

@@ -40,13 +40,14 @@ pub struct Holder {
 /// Reads a label, and masks passwords of URLs in it. Returns `None` for an empty one: an unset variable describes
 /// nothing. The error says what is wrong.
 pub fn read_label(text: &str) -> Result<Option<String>, String> {
+    let text = without_credentials(text);
     if text.len() > LABEL_MAX {
         return Err(format!("is longer than {LABEL_MAX} bytes"));
     }
     if text.contains(char::is_control) {
         return Err("has a control character in it".to_owned());
     }
-    Ok(Some(without_credentials(text)).filter(|text| !text.is_empty()))
+    Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
 impl Holder {

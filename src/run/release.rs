@@ -48,7 +48,7 @@ impl Run<'_> {
                 self.reporter.report(Event::Failed { why });
             }
             Some(Ok(Released::NotMine(_))) if !how.keeps() && self.plan.store.has_leases() => {
-                // Any loss but one that only this answer shows was reported.
+                // Otherwise the loss was known before this answer, and is reported.
                 if matches!(loss, Loss::None) {
                     let why = format!(
                         "the lock \"{}\" was no longer this run's when it was released: its lease had ended, or it was \
@@ -58,7 +58,8 @@ impl Run<'_> {
                     self.reporter.report(Event::Failed { why: &why });
                 }
             }
-            // After a loss, which was reported, not that the lock is free: the store may know nothing of it any more.
+            // After a loss that was reported, this says only that the lock is retained: of a free lock the store may know
+            // nothing any more.
             Some(released) if !is_lost || matches!(released, Ok(Released::Retained)) => {
                 self.report_released(how, released);
             }

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::errno::Errno;
 use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::renewal::{Next, Renewal};
+use super::report_end::why_no_process;
 use crate::lock::lease::LocalLease;
 use crate::report::event::Event;
 use crate::report::reporter::Reporter;
@@ -102,7 +103,11 @@ impl Renewer {
             }
         };
         let thread = thread::Builder::new().name("renewer".into()).stack_size(STACK).spawn(wait_and_renew);
-        Ok(Renewer { thread: thread.context("cannot start the renewal thread (see ulimit -u)")?, stop, work })
+        let thread = thread.map_err(|error| {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN));
+            anyhow!("cannot start the renewal thread: {}", why_no_process(errno))
+        })?;
+        Ok(Renewer { thread, stop, work })
     }
 
     /// Starts to renew. With a `control`, COMMAND is ended when the lease is lost; without one, the loss is only

@@ -139,7 +139,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns why no process could be created, and what to do about it.
+/// Returns why no process, or thread, could be created, and what to do about it.
 pub(super) fn why_no_process(errno: Errno) -> &'static str {
     match errno {
         Errno::EAGAIN => "too many processes; raise the limit of this user (ulimit -u) or of the cgroup (pids.max)",

@@ -35,8 +35,7 @@ impl Listing<Key> {
         if self.found.is_empty() && self.unreadable.is_empty() {
             return Err(error);
         }
-        let others = "cannot remove the other old keys, or tell whether some of them were removed";
-        self.unreadable.push(error.context(others));
+        self.unreadable.push(error.context("cannot prune the other keys"));
         Ok(self)
     }
 }

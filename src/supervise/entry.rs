@@ -89,19 +89,3 @@ pub(super) fn set_command_line(line: &str) {
         room.iter_mut().zip(line.bytes()).for_each(|(byte, new)| *byte = new);
     }
 }
-
-/// Opens /dev/null on every closed standard descriptor, so that none of lockrun's files or sockets becomes standard
-/// error. COMMAND does not inherit these descriptors.
-pub fn fill_closed_standard_streams() {
-    use nix::fcntl::{OFlag, open};
-    use nix::sys::stat::Mode;
-    use std::os::fd::{AsRawFd, IntoRawFd};
-
-    while let Ok(null) = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()) {
-        if null.as_raw_fd() > 2 {
-            return;
-        }
-        // Leaked on purpose: it must stay open as long as the process lives.
-        let _ = null.into_raw_fd();
-    }
-}

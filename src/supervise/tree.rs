@@ -60,6 +60,15 @@ pub struct Tree {
     killing: Option<Killing>,
 }
 
+/// Which of COMMAND's processes a signal is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recipients {
+    /// Those in its process group.
+    Group,
+    /// All of them.
+    All,
+}
+
 /// What [`Tree::reap`] has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reaped {
@@ -146,8 +155,8 @@ impl Tree {
     ///
     /// Here, all of COMMAND's processes means those in its process group. If COMMAND shares lockrun's group, it means
     /// only COMMAND and its descendants in that group, because the group's other processes are not COMMAND's. When
-    /// COMMAND has ended, they are all that it left behind, in whatever group: otherwise a run that waits for a daemon
-    /// could not be ended.
+    /// COMMAND has ended, INT, QUIT and TERM go to all that it left behind, in whatever group: otherwise a run that
+    /// waits for a daemon could not be ended.
     ///
     /// Processes other than COMMAND and those in a group of its own get it if they are found until `until`.
     pub(super) fn forward(&mut self, signal: c_int, until: Moment) {
@@ -158,10 +167,13 @@ impl Tree {
             self.signal_command(signal);
             return;
         }
-        let is_meant = |process: &Process| {
-            self.ended.is_some() || process::group(process.pid) == self.group || process.pid == self.command
-        };
-        self.send(signal, until, is_meant);
+        let ends_the_rest = matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM);
+        if ends_the_rest {
+            // COMMAND may have ended just now.
+            self.reap();
+        }
+        let whom = if ends_the_rest && self.ended.is_some() { Recipients::All } else { Recipients::Group };
+        self.send(signal, until, whom);
     }
 
     /// Returns whether to relay a CONT that reached lockrun, if COMMAND shares lockrun's group. A shell's `fg`
@@ -172,17 +184,19 @@ impl Tree {
         was_stopped && !self.reap().heard_of_command
     }
 
-    /// Sends `signal` to all processes that `is_meant` selects; it must select COMMAND's process group. Stopped
-    /// processes also get CONT after TERM, and on a terminal after HUP, as the kernel does at a hang-up, and shells do.
-    /// Processes other than COMMAND and those in a group of its own get it if they are found until `until`.
-    fn send(&self, signal: c_int, until: Moment, is_meant: impl Fn(&Process) -> bool) {
+    /// Sends `signal` to these processes. Stopped ones also get CONT after TERM, and on a terminal after HUP, as the
+    /// kernel does at a hang-up, and shells do. Processes other than COMMAND and those in a group of its own get it if
+    /// they are found until `until`.
+    fn send(&self, signal: c_int, until: Moment, whom: Recipients) {
         let continues = signal == libc::SIGTERM || signal == libc::SIGHUP && !self.own_group;
         let group_has_it = self.signal_group(signal);
         let is_in_group = |pid| process::group(pid) == self.group;
         let command_has_it = group_has_it && is_in_group(self.command) || self.signal_command(signal);
-        if group_has_it && signal != libc::SIGTERM && self.ended.is_none() {
+        if group_has_it && signal != libc::SIGTERM && whom == Recipients::Group {
             return;
         }
+        let is_meant =
+            |process: &Process| whom == Recipients::All || is_in_group(process.pid) || process.pid == self.command;
         let send_to_others = || {
             let found = self.search(|| Moment::now() >= until);
             let meant: Vec<_> = found.processes.iter().filter(|it| !it.is_dead() && is_meant(it)).collect();
@@ -345,7 +359,7 @@ impl Processes for Tree {
 
     /// Sends TERM to all processes, and CONT to the stopped ones, which would not handle TERM otherwise.
     fn terminate(&self, until: Moment) {
-        self.send(libc::SIGTERM, until, |_| true);
+        self.send(libc::SIGTERM, until, Recipients::All);
     }
 
     fn kill(&mut self) -> bool {

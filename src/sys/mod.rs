@@ -20,7 +20,7 @@ pub mod signals;
 #[cfg(test)]
 pub mod simulated;
 pub mod stderr;
-pub mod stdout;
+pub mod stdio;
 pub mod terminal;
 pub mod trust;
 pub mod wait;

@@ -39,7 +39,7 @@ pub fn keep() {
     set(present());
 }
 
-/// Returns the scheduling of the calling thread; the policy is -1 if either is unknown.
+/// Returns the scheduling of the calling thread; the policy is -1 if it is unknown, or has a priority that is.
 fn present() -> Scheduling {
     // The kernel's `sched_param` is this one number. Direct system calls, because musl's functions always fail.
     let mut priority: c_int = 0;
@@ -47,8 +47,9 @@ fn present() -> Scheduling {
     let (got, policy) = unsafe {
         (libc::syscall(libc::SYS_sched_getparam, 0, &raw mut priority), libc::syscall(libc::SYS_sched_getscheduler, 0))
     };
-    let policy = c_int::try_from(policy).ok().filter(|_| got == 0);
-    Scheduling { policy: policy.unwrap_or(-1), priority }
+    let policy = c_int::try_from(policy).unwrap_or(-1);
+    let has_priority = matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_RR | libc::SCHED_FIFO);
+    Scheduling { policy: if has_priority && got != 0 { -1 } else { policy }, priority }
 }
 
 /// Gives the calling thread this policy and priority, if that is permitted.

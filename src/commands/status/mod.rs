@@ -16,7 +16,7 @@ use crate::config::settings::{Keys, Settings, UsageError};
 use crate::report;
 use crate::run::outcome::{HELD, Outcome};
 use crate::store::{KeyStatus, Listing};
-use crate::sys::{stdout, terminal};
+use crate::sys::{stdio, terminal};
 
 /// The form in which the status is printed.
 enum Form {
@@ -81,8 +81,10 @@ pub fn run(settings: &Settings<'_>) -> Result<Outcome> {
             store + &table::text(&keys, width, terminal::stdout_has_colours())
         }
     };
-    stdout::print(&text).context("cannot print the status")?;
-    if report::errors(&unreadable) {
+    let printed = stdio::print(&text).context("cannot print the status");
+    let has_errors = report::errors(&unreadable);
+    printed?;
+    if has_errors {
         return Ok(Outcome::StoreFailed);
     }
     let is_held = |status: &KeyStatus| !status.holders.is_empty() || status.withheld.is_some();

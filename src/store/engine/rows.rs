@@ -34,8 +34,8 @@ impl Row {
     pub(in crate::store) fn read<R>(place: &str, waiter: &str, ends_ms: &str) -> Result<Self, Failure<R>> {
         let broken = |column: &str, what: &dyn Display| {
             Failure::Broken(format!(
-                "column {column} of its row with place {place} in the table waiters: {what}; delete this row, and its \
-                 waiter joins the queue again"
+                "column {column} of its row with place {place} in the table waiters: {what}; delete this row: a \
+                 waiter that still lives joins the end of the queue"
             ))
         };
         let waiter: WaiterState = serde_json::from_str(waiter).map_err(|error| broken("waiter", &error))?;
@@ -124,7 +124,8 @@ impl Found {
 pub(in crate::store) fn read_state<R>(record: &str) -> Result<LockState, Failure<R>> {
     read_record(record).map_err(|what| {
         Failure::Broken(format!(
-            "column state of its row in the table locks: {what}; once nothing runs under the lock, delete this row"
+            "column state of its row in the table locks: {what}; once nothing runs under the lock, delete this row (its \
+             sequence begins anew)"
         ))
     })
 }

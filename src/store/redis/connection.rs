@@ -68,11 +68,24 @@ impl Connection {
         self.receive(command, deadline)
     }
 
-    /// Sends all `commands` in one flight, and waits for their answers. Fails if one of them gets no answer; a
-    /// rejection is an answer.
-    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
-        self.send(commands, deadline)?;
-        self.receive_all(commands, deadline)
+    /// Sends all `commands` in one flight, and waits for their answers. Returns them up to the first that does not
+    /// arrive, and then why; a rejection is an answer.
+    pub(super) fn request_all(&mut self, commands: &[Cmd], deadline: Moment) -> Replies {
+        if let Err(unsent) = self.send(commands, deadline) {
+            return vec![Err(unsent)];
+        }
+        let mut replies = Replies::with_capacity(commands.len());
+        for command in commands {
+            match self.receive(command, deadline) {
+                answer @ (Ok(_) | Err(Failure::Rejected(_))) => replies.push(answer),
+                Err(unread) => {
+                    let rejection = replies.pop_if(|reply| reply.is_err()).and_then(Result::err);
+                    replies.push(Err(unread_after(rejection, unread)));
+                    break;
+                }
+            }
+        }
+        replies
     }
 
     /// Sends `commands` in one flight, preceded by our introduction if they are the first; does not wait for their
@@ -91,7 +104,8 @@ impl Connection {
             .map_err(|error| Failure::of_connection(&error))
     }
 
-    /// Waits for the answers to `commands`, which were sent. Fails as [`Connection::request_all`] does.
+    /// Waits for the answers to `commands`, which were sent. Fails if one of them gets no answer; a rejection is an
+    /// answer.
     pub(super) fn receive_all(&mut self, commands: &[Cmd], deadline: Moment) -> Result<Replies, Failure> {
         let mut replies = Replies::with_capacity(commands.len());
         for command in commands {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use super::connection::Replies;
 use super::failover::ListedPrimary;
 use super::failure::Failure;
 use super::script::{FORGET, LIST, PRUNE};
@@ -73,8 +74,8 @@ impl RedisStore {
             };
             if doubt.is_none() || may_be_doubted && matches!(still, Ok(Some(_))) {
                 all.found.extend(listing.found);
-                all.unreadable.extend(listing.unreadable);
             }
+            all.unreadable.extend(listing.unreadable);
             all.unreadable.extend(doubt);
         }
         Ok(all)
@@ -128,8 +129,8 @@ impl RedisStore {
     }
 
     /// Runs a `script`, which is safe to run twice, for each of the `keys`, and adds what `read` makes of the replies to
-    /// the `listing`. A key whose script fails because of what it finds there is unreadable. Any other failure, which the
-    /// next script would meet, too, ends it.
+    /// the `listing`. A key whose script fails because of what it finds there is unreadable. Any other failure ends it,
+    /// after the answers that have arrived.
     fn ask_each<T>(
         &mut self,
         keys: &[Key],
@@ -141,13 +142,14 @@ impl RedisStore {
         let mut rest = keys;
         while !rest.is_empty() {
             let scripts: Vec<Cmd> = rest.iter().take(FLIGHT).map(|key| script(self, key)).collect();
-            let answers = self.answers(&scripts).map_err(|failure| failure.explain(&self.server))?;
+            let answers = self.answers(&scripts);
             counter.add(answers.len());
             let (asked, left) = rest.split_at(answers.len());
             rest = left;
+            let mut failed = None;
             for (key, answer) in asked.iter().zip(answers) {
                 match answer {
-                    Err(failure) if !failure.is_of_one_key() => return Err(failure.explain(&self.server)),
+                    Err(failure) if !failure.is_of_one_key() => failed = failed.or(Some(failure)),
                     answer => match answer.and_then(|reply| read(key.clone(), &reply)) {
                         Ok(found) => listing.found.extend(found),
                         Err(failure) => {
@@ -157,23 +159,27 @@ impl RedisStore {
                     },
                 }
             }
+            if let Some(failure) = failed {
+                return Err(failure.explain(&self.server));
+            }
         }
         Ok(())
     }
 
-    /// Runs scripts that are safe to run twice, in one flight, and returns the replies to them, or to the first.
-    fn answers(&mut self, scripts: &[Cmd]) -> Result<Vec<Result<Value, Failure>>, Failure> {
+    /// Runs scripts that are safe to run twice, in one flight, and returns the answers to them, or to the first. After
+    /// an answer that did not arrive there are none.
+    fn answers(&mut self, scripts: &[Cmd]) -> Replies {
         let scripts: Vec<Cmd> = scripts.iter().map(|script| self.in_known_term(script)).collect();
         let Some(mut connection) = self.connection.take() else {
             // The first script travels alone, and opens the connection.
-            return Ok(vec![self.run(&scripts[0], self.timeout)]);
+            return vec![self.run(&scripts[0], self.timeout)];
         };
         connection.listing_left = self.listing_left;
-        let flight = connection.request_all(&scripts, Moment::now() + self.timeout);
+        let answers = connection.request_all(&scripts, Moment::now() + self.timeout);
         self.listing_left = connection.listing_left;
-        // After a failure it is out of step.
-        self.connection = flight.is_ok().then_some(connection);
-        flight
+        let is_in_step = answers.iter().all(|answer| matches!(answer, Ok(_) | Err(Failure::Rejected(_))));
+        self.connection = is_in_step.then_some(connection);
+        answers
     }
 }
 
@@ -211,11 +217,17 @@ mod tests {
             scripted::with([format!("{scan}{answers}").into_bytes()], || store.prune(None, Duration::ZERO, true))
         };
         let refused = "-OOM command not allowed when used memory > 'maxmemory'.\r\n";
-        let listing = pruned(&format!(":1\r\n{refused}{refused}")).expect("something was removed");
-        assert_eq!(listing.found.iter().map(Key::as_str).collect::<Vec<_>>(), ["a"]);
-        let error = format!("{:#}", listing.unreadable[0]);
-        assert!(error.contains("cannot remove the other old keys") && error.contains("OOM"), "{error}");
-        assert_eq!(listing.unreadable.len(), 1);
+        for (answers, removed, why) in [
+            (format!(":1\r\n{refused}{refused}"), &["a"][..], "OOM"),
+            (format!("{refused}:1\r\n:0\r\n"), &["b"], "OOM"),
+            (":1\r\n:1\r\n".to_owned(), &["a", "b"], "closed the connection"),
+        ] {
+            let listing = pruned(&answers).expect("something was removed");
+            assert_eq!(listing.found.iter().map(Key::as_str).collect::<Vec<_>>(), removed);
+            let [error] = &listing.unreadable[..] else { panic!("{:?}", listing.unreadable) };
+            let error = format!("{error:#}");
+            assert!(error.contains("cannot prune the other keys") && error.contains(why), "{error}");
+        }
         pruned(&format!("{refused}{refused}{refused}")).expect_err("nothing was removed");
     }
 }

@@ -155,11 +155,12 @@ on_files_and_redis!(descendants_can_be_waited_for, |store| {
 
 // A run that waits for what its command left behind can be ended, also where that has left for a session of its own.
 on_files_and_redis!(descendants_that_are_waited_for_can_be_ended, |store| {
-    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+    for signal in [Signal::SIGTERM, Signal::SIGQUIT] {
         let directory = TempDir::new().expect("a temporary directory");
         let [command, first, second] = ["command", "first", "second"].map(|name| directory.path().join(name));
         let script = format!(
-            "echo $$ >{}; sleep 600 & echo $! >{}; setsid sh -c 'echo $$ >{}; exec sleep 600' & \
+            "echo $$ >{}; env --default-signal sleep 600 & echo $! >{}; \
+             setsid env --default-signal sh -c 'echo $$ >{}; exec sleep 600' & \
              while ! [ -s {2} ]; do sleep 0.01; done; exit 3",
             command.display(),
             first.display(),
@@ -169,11 +170,7 @@ on_files_and_redis!(descendants_that_are_waited_for_can_be_ended, |store| {
         let [command, first, second] = [command, first, second].map(|file| written(&file));
         eventually(LONG, "the command has ended", || !is_alive(command));
         assert!(is_alive(first) && is_alive(second) && !is_free(store, "outliving"));
-        // lockrun may learn a little later that the command has ended.
-        eventually(LONG, "what it left behind has ended", || {
-            run.signal(signal);
-            !is_alive(first) && !is_alive(second)
-        });
+        run.signal(signal);
         run.wait().exited(3).silent();
         assert!(is_free(store, "outliving"));
     }
