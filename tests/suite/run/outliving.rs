@@ -7,6 +7,7 @@ use nix::libc;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use super::guardian::stop;
 use crate::support::hand::{break_lock, is_held, status};
 use crate::support::holder::is_free;
 use crate::support::processes::{is_alive, send, state};
@@ -238,7 +239,7 @@ fn noticed_late(store: &Store, limit: u64) -> bool {
     run.wait_for_line("ready");
     let started = Instant::now();
     let (parent, command) = (written(&directory.path().join("parent")), written(&directory.path().join("id")));
-    send(parent, Signal::SIGSTOP);
+    stop(parent);
     fs::write(&go, "").expect("our own directory");
     eventually(LONG, "the command has ended", || !is_alive(command));
     let in_time = before.elapsed() < limit;
