@@ -76,13 +76,11 @@ impl Connection {
         }
         let mut replies = Replies::with_capacity(commands.len());
         for command in commands {
-            match self.receive(command, deadline) {
-                answer @ (Ok(_) | Err(Failure::Rejected(_))) => replies.push(answer),
-                Err(unread) => {
-                    let rejection = replies.pop_if(|reply| reply.is_err()).and_then(Result::err);
-                    replies.push(Err(unread_after(rejection, unread)));
-                    break;
-                }
+            let answer = self.receive(command, deadline);
+            let has_arrived = matches!(answer, Ok(_) | Err(Failure::Rejected(_)));
+            replies.push(answer);
+            if !has_arrived {
+                break;
             }
         }
         replies

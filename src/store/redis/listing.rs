@@ -229,5 +229,12 @@ mod tests {
             assert!(error.contains("cannot prune the other keys") && error.contains(why), "{error}");
         }
         pruned(&format!("{refused}{refused}{refused}")).expect_err("nothing was removed");
+        // What is wrong with one key is not the reason why the others got no answer.
+        let of_one_key = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
+        let listing = pruned(&format!("{of_one_key}:1\r\n")).expect("something was removed");
+        assert_eq!(listing.found.iter().map(Key::as_str).collect::<Vec<_>>(), ["b"]);
+        let errors: Vec<String> = listing.unreadable.iter().map(|error| format!("{error:#}")).collect();
+        assert!(errors[0].contains("\"a\"") && errors[0].contains("WRONGTYPE"), "{errors:?}");
+        assert!(errors[1].contains("closed the connection") && errors.len() == 2, "{errors:?}");
     }
 }
