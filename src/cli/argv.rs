@@ -80,7 +80,7 @@ pub enum Expected<'a> {
     Option,
     /// The value of this option.
     Value(&'a Arg),
-    /// A word of COMMAND, or of the words in its place, which begin at this index.
+    /// A word of COMMAND, or without one a word behind `--`; these words begin at this index.
     Command(usize),
 }
 
